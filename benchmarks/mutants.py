@@ -373,9 +373,10 @@ FAULTS: dict[str, list[tuple[str, str]]] = {  # names of test files: (code, faul
         ("_data_keys(store, checkpoint) - _data_keys(store, other)", "_data_keys(store, checkpoint)"),
         ("for leak in repeated if leak.same_database)", "for leak in repeated)"),
         (
-            'row in records(before.folder, "greedy") if row.example_id not in seen]\n'
-            '    new = [row for row in records(after.folder, "greedy") if row.example_id not in seen]',
-            'row in records(before.folder, "greedy")]\n    new = [row for row in records(after.folder, "greedy")]',
+            'row in read_records(before.folder, "greedy") if row.example_id not in seen]\n'
+            '    new = [row for row in read_records(after.folder, "greedy") if row.example_id not in seen]',
+            'row in read_records(before.folder, "greedy")]\n'
+            '    new = [row for row in read_records(after.folder, "greedy")]',
         ),
         ('        if decision == "worse":\n            decision = "kept"', "        pass"),
         ("    elif challenger.start in withdrawn:  #", "    elif challenger.key in withdrawn:  #"),

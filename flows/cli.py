@@ -95,14 +95,26 @@ def load_command(name: str) -> Any:
     """A command or group of the table, from its module."""
     module = importlib.import_module(f"flows.commands.{COMMANDS[name]}")
     command = get_command(module.app).commands[name]  # type: ignore[attr-defined]
-    wrap = textwrap.TextWrapper(74, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
     for each in (command, *getattr(command, "commands", {}).values()):
-        # A paragraph is one line, which a terminal wraps; a long example ends its lines with a backslash.
-        text = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(each.help or ""))
-        text = re.sub(r"(?<= )(--\S+) (?=[^-\s])", r"\1\0", text)  # an option and its value stay on one line
-        each.help = re.sub("^ *sqltrain .{60,}$", lambda line: " \\\n".join(wrap.wrap(line[0])), text, flags=re.M)
-        each.help = each.help.replace("\0", " ")
+        each.help = terminal_help(each.help or "")
     return command
+
+
+def terminal_help(text: str) -> str:
+    """A help text for a terminal.
+
+    A paragraph is one line, which a terminal wraps. A long example ends its lines with a backslash, and keeps an option
+    and its value on one line.
+    """
+    paragraphs = re.sub(r"(?<=\S)\n(?=\S)", " ", inspect.cleandoc(text))
+    joined_options = re.sub(r"(?<= )(--\S+) (?=[^-\s])", r"\1\0", paragraphs)
+    wrapper = textwrap.TextWrapper(74, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False)
+
+    def broken_example(match: re.Match[str]) -> str:
+        return " \\\n".join(wrapper.wrap(match[0]))
+
+    examples = re.sub("^ *sqltrain .{60,}$", broken_example, joined_options, flags=re.M)
+    return examples.replace("\0", " ")
 
 
 def every_command() -> dict[str, Any]:
@@ -151,7 +163,7 @@ def main() -> None:
         if hasattr(error, "show"):  # typer's usage errors
             error.show()
             sys.exit(2)
-        line = str(error) if isinstance(error, SqltrainError) else user_error(error)
+        line = user_error(error)
         if line is None:
             raise
         from pipelines.report.terminal import plain
@@ -165,16 +177,18 @@ def main() -> None:
 
 
 def user_error(error: Exception) -> str | None:
-    """The line for an error that a user can mend and that no command raises as its own; None for a bug."""
+    """The line for an error that a user can mend; None for a bug."""
+    if isinstance(error, SqltrainError):
+        return str(error)
     if isinstance(error, ModuleNotFoundError) and error.name in OPS_LIBRARIES:
         return f"{error.name} is not installed. Run: pip install 'sqltrain[ops]'"
     if isinstance(error, OSError) and error.errno in FILE_ERRORS:
         return f"cannot use {error.filename or 'a file'}: {error.strerror}"
-    # Prefect's, when it is imported: an address that is none, a number that is text.
+    # Prefect raises it when it is imported, for a malformed address or number.
     if isinstance(error, ValueError) and getattr(error, "title", None) == "Settings":
-        why = "; ".join(part["msg"] for part in getattr(error, "errors", list)())  # without the values: one is a key
-        return f"Prefect's settings cannot be read: {why}. Look at the variables PREFECT_..."
-    # pathlib's, for ~nobody/x and for a link that leads to itself.
+        reasons = [detail["msg"] for detail in getattr(error, "errors", list)()]  # without the values: one is a key
+        return f"Prefect's settings cannot be read: {'; '.join(reasons)}. Look at the variables PREFECT_..."
+    # pathlib raises it for ~nobody/x, and for a link that leads to itself.
     if isinstance(error, RuntimeError) and str(error).startswith(("Could not determine home", "Symlink loop")):
         return str(error)
     return None

@@ -34,7 +34,7 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as grpo.steps=50 or variant=NAME.")
 ]
 StoreOption = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
-FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  # the hint where a run is missing
+FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  # hint if a run is missing
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
 
 QUIET_SECONDS = 10.0
@@ -70,7 +70,12 @@ class Bars:
             disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
-        self._label, self._unit, self._note, self._done, self._total, self._last = "", "", "", 0, 0, 0.0
+        self._label = ""
+        self._unit = ""
+        self._note = ""
+        self._done = 0
+        self._total = 0
+        self._last = 0.0  # monotonic time of the last line in a log file
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -80,18 +85,24 @@ class Bars:
         self._progress.stop()
 
     def begin(self, stage: str, total: int, unit: str) -> None:
+        """A stage, or a part of it, starts: `total` units of work."""
         self._task = self._progress.add_task(stage, total=total, unit=unit, note="")
-        self._label, self._unit, self._note, self._done, self._total = stage, unit, "", 0, total
+        self._label = stage
+        self._unit = unit
+        self._note = ""
+        self._done = 0
+        self._total = total
         self._last = time.monotonic()
 
     def advance(self, count: int, note: str = "") -> None:
+        """`count` more units are done."""
         if self._task is None:
             return
         self._done += count
         self._note = plain(note) or self._note
         self._progress.update(self._task, advance=count, note=self._note)
-        overdue = time.monotonic() - self._last > QUIET_SECONDS
-        if not self.console.is_terminal and overdue and self._done < self._total:
+        is_overdue = time.monotonic() - self._last > QUIET_SECONDS
+        if is_overdue and self._done < self._total and not self.console.is_terminal:
             self._last = time.monotonic()
             self.say(f"  {self._label}: {self._done}/{self._total} {self._unit}  {note}")
 
@@ -124,10 +135,10 @@ def walk(
     tracker: "Tracker",
     on_stage: OnStage = lambda *_: None,
 ) -> list[graph.StageResult]:
-    """Make those of some steps that the store lacks, in order.
+    """Make the steps that the store lacks, in order.
 
     Args:
-        role: of the stages in the run, if one run makes several of a name.
+        role: role of the stages in the run, if one run makes several stages of a name.
     """
     from tasks import contracts
     from tasks.run import run_step
@@ -140,7 +151,7 @@ def walk(
             claims.enter_context(claimed(store, [(step.kind, step.key) for step in steps], {"recipe": recipe.name}))
         for step in steps:
             started = time.perf_counter()
-            if is_cached:  # nothing to make is nothing to track, but a breach of a contract stays one
+            if is_cached:  # a run without work is not tracked, but a breach of a contract is still an error
                 result = graph.execute(step, recipe, store, progress, steps)
                 contracts.check(result, recipe)
             else:
@@ -155,24 +166,30 @@ def walk(
 
 def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResult]:
     """A plain run with its progress on the screen."""
-    title = plain(recipe.title or "a recipe")
-    place = (f"(store: {plain(str(store.root))})", "dim")
-    console.print(Text.assemble((plain(recipe.name), "bold"), f": {title} ", place), soft_wrap=True)
-
-    def done(result: graph.StageResult, seconds: float) -> None:
-        how = "cached" if result.cached else f"{seconds:.1f} s"
-        head = f"✓ {result.name:<16} {result.key}  {how:<10}"
-        figures = terminal.stage_figures(result.name, result.metrics)
-        folded = textwrap.fill(head + figures, console.width, subsequent_indent="    ", break_on_hyphens=False)
-        line = Text(folded.replace("\xa0", " "))
-        line.stylize("green", 0, 1)
-        line.stylize("dim", head.index(result.key), head.index(result.key) + len(result.key) + 8 * result.cached)
-        console.print(line, soft_wrap=True)
-
     from tasks.run import Tracker
 
+    title = plain(recipe.title or "a recipe")
+    store_text = (f"(store: {plain(str(store.root))})", "dim")
+    console.print(Text.assemble((plain(recipe.name), "bold"), f": {title} ", store_text), soft_wrap=True)
     with Bars(console) as bars, Tracker(recipe, store, bars.say) as tracker:
-        return walk(recipe, store, graph.plan(recipe, store, until), progress=bars, tracker=tracker, on_stage=done)
+        steps = graph.plan(recipe, store, until)
+        return walk(recipe, store, steps, progress=bars, tracker=tracker, on_stage=print_stage)
+
+
+def print_stage(result: graph.StageResult, seconds: float) -> None:
+    """Print a finished stage: its key, its time and its figures."""
+    duration = "cached" if result.cached else f"{seconds:.1f} s"
+    head = f"✓ {result.name:<16} {result.key}  {duration:<10}"
+    figures = terminal.stage_figures(result.name, result.metrics)
+    folded = textwrap.fill(head + figures, console.width, subsequent_indent="    ", break_on_hyphens=False)
+    line = Text(folded.replace("\xa0", " "))
+    line.stylize("green", 0, 1)
+    key_start = head.index(result.key)
+    key_end = key_start + len(result.key)
+    if result.cached:
+        key_end += len("  cached")
+    line.stylize("dim", key_start, key_end)
+    console.print(line, soft_wrap=True)
 
 
 def print_results(
@@ -190,28 +207,45 @@ def print_results(
         more: further lines for a person.
     """
     by_name = {result.name: result for result in results}
-    places = {name: str(result.folder / "report.html") for name, result in by_name.items() if result.kind == "report"}
-    newest = by_name.get("grpo") or by_name.get("sft")
-    if newest is not None:
-        places["model"] = str(newest.folder / "model")
-    if (store.root / "mlflow.db").exists():
-        places["tracking"] = f"mlflow ui --backend-store-uri sqlite:///{store.root / 'mlflow.db'}"
+    paths = _result_paths(by_name, store)
     console.print()
     if figures is None:
-        checkpoints: dict[str, dict[str, Summary]] = {}
-        for result in results:
-            if result.kind in MODELS:
-                summary = from_dict(Summary, read_json(result.folder / "summary.json"))
-                benchmark = graph.seen_by(result.name, recipe).benchmark.name
-                checkpoints.setdefault(benchmark, {})[MODELS[result.kind]] = summary
-        figures = checkpoints
+        figures = _checkpoint_figures(recipe, results)
     if figures:
-        terminal.show_end(console, figures, places)
+        terminal.show_end(console, figures, paths)
     else:
-        for label, place in places.items():
-            say(f"{label}  {place}")
+        for label, path in paths.items():
+            say(f"{label}  {path}")
     for line in more:
         say(line)
     if as_json:
-        stages = {name: {"key": r.key, "cached": r.cached, "metrics": r.metrics} for name, r in by_name.items()}
-        print(json.dumps({"recipe": recipe.name, "stages": stages, "look": places}, sort_keys=True))
+        stages = {}
+        for name, result in by_name.items():
+            stages[name] = {"key": result.key, "cached": result.cached, "metrics": result.metrics}
+        emit({"recipe": recipe.name, "stages": stages, "look": paths})
+
+
+def _result_paths(by_name: Mapping[str, graph.StageResult], store: Store) -> dict[str, str]:
+    """The paths of reports, of the newest model, and the command of the tracking page, by label."""
+    paths = {}
+    for name, result in by_name.items():
+        if result.kind == "report":
+            paths[name] = str(result.folder / "report.html")
+    newest = by_name.get("grpo") or by_name.get("sft")
+    if newest is not None:
+        paths["model"] = str(newest.folder / "model")
+    tracking = store.root / "mlflow.db"
+    if tracking.exists():
+        paths["tracking"] = f"mlflow ui --backend-store-uri sqlite:///{tracking}"
+    return paths
+
+
+def _checkpoint_figures(recipe: Recipe, results: Sequence[graph.StageResult]) -> dict[str, dict[str, Summary]]:
+    """The figures of the evaluated checkpoints, by benchmark and by the time of their training."""
+    figures: dict[str, dict[str, Summary]] = {}
+    for result in results:
+        if result.kind in MODELS:
+            summary = from_dict(Summary, read_json(result.folder / "summary.json"))
+            benchmark = graph.seen_by(result.name, recipe).benchmark.name
+            figures.setdefault(benchmark, {})[MODELS[result.kind]] = summary
+    return figures

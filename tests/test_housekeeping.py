@@ -150,13 +150,13 @@ def test_looking_while_a_run_begins_does_not_take_its_claim(store):
 
 def test_a_live_claim_that_cannot_be_read_stops_a_collection(store):
     """Nobody knows which stages that run needs; when it has ended, the claim is as dead as any other."""
-    with store_gc.claimed(store, [("sft", "s1")], {}):
-        (claim,) = (store.root / store_gc.RUNS).iterdir()
+    with claims.claimed(store, [("sft", "s1")], {}):
+        (claim,) = (store.root / claims.RUNS).iterdir()
         with claim.open("r+") as file:
             file.truncate(7)
         with pytest.raises(DataError, match=r"cannot read .*: it is not JSON"):
             store_gc.gc_candidates(store, 0.0)
-    assert store_gc.live_runs(store) == []
+    assert claims.live_runs(store) == []
 
 
 def test_a_work_folder_goes_when_nobody_works_in_it(store):

@@ -1,6 +1,5 @@
 """Commands about training (run, stages, adapt, watch, plan, sweep) and about recipes (show, recipes, check)."""
 
-import contextlib
 import functools
 import textwrap
 import time
@@ -401,7 +400,8 @@ def sweep(
       sqltrain sweep sql_trail/table7 data.sft.path=SPIDER data.rl.0.path=SYNSQL data.rl.1.path=SPIDER --plan
     """
     words, store = split_store(axes, store_folder)
-    if "/" in what and not what.endswith((".yaml", ".yml")):  # a table's name, such as sql_trail/table6
+    is_table = "/" in what and not what.endswith((".yaml", ".yml"))  # a table's name, such as sql_trail/table6
+    if is_table:
         cells, empty = sweep_plan.cells_of_paper_table(what, words, baseline, miniature)
     elif miniature:
         raise UserError("--miniature is for a paper's table", "A recipe has its own miniature: mini_sql_trail, ...")
@@ -412,40 +412,39 @@ def sweep(
         say(line)
     if empty.claim is not None and empty.claim.seconds:
         say(f"about {empty.claim.seconds} s of processor time where nothing of it is there yet")
-    if plan and as_json:
-        to_make = {cell.name: line.removeprefix(f"{cell.name}: ") for cell, line in zip(cells, forecast, strict=False)}
-        emit({"cells": to_make, "sum": forecast[-1]})
     if plan:
+        if as_json:
+            lines = zip(cells, forecast, strict=False)  # the last line is the sum
+            to_make = {cell.name: line.removeprefix(f"{cell.name}: ") for cell, line in lines}
+            emit({"cells": to_make, "sum": forecast[-1]})
         return
-    folder = out or store.root / "sweeps" / recipes.digest([what, miniature, words, dict(empty.baseline)])
-    with writing_to(folder, sweep_plan.OUT_HINT):  # said before the first cell is made
+    key = recipes.digest([what, miniature, words, dict(empty.baseline)])
+    folder = out or store.root / "sweeps" / key
+    with writing_to(folder, sweep_plan.OUT_HINT):  # before the first cell is made
         folder.mkdir(parents=True, exist_ok=True)
-
-    with contextlib.ExitStack() as stack:
-        if engine == "prefect":  # one server for all cells: each would start its own
-            from tasks.prefect_server import prefect_server
-
-            stack.enter_context(prefect_server())
-
-        def make(cell: sweep_plan.SweepCell) -> object:
-            if engine == "prefect":
-                from flows.prefect.pipeline import run_with_prefect
-
-                return run_with_prefect(cell.recipe, store, name=cell.name)
-            return terminal.run(cell.recipe, store, None)
-
-        made = replace(empty, cells=tuple(sweep_plan.fill(cells, store, make, say)))
-    sweep_plan.write_sweep(made, folder)
-
-    tables = [sweep_table.table(made), *([sweep_table.verdicts(made)] if made.claim is not None else [])]
+    filled = replace(empty, cells=tuple(make_cells(cells, store, engine)))
+    sweep_plan.write_sweep(filled, folder)
+    tables = [sweep_table.table(filled)]
+    if filled.claim is not None:
+        tables.append(sweep_table.verdicts(filled))
     for line in "\n".join(map(formats.markdown, tables)).splitlines():
         say(line)
     say(f"table  {folder / 'sweep.md'}")
     say(f"page   {folder / sweep_plan.PAGE}")
-    errors = {cell.name: cell.error for cell in made.cells if cell.error}
+    errors = {cell.name: cell.error for cell in filled.cells if cell.error}
     if as_json:
         emit({"folder": str(folder), "failed": errors})
     if errors:
-        raise UserError(
-            f"{len(errors)} of {len(made.cells)} cells failed", "Their errors stand in the table; run it again."
-        )
+        message = f"{len(errors)} of {len(filled.cells)} cells failed"
+        raise UserError(message, "Their errors stand in the table; run it again.")
+
+
+def make_cells(cells: Sequence[sweep_plan.SweepCell], store: Store, engine: Engine) -> list[sweep_table.FinishedCell]:
+    """Make the cells of a sweep; with Prefect one server serves all of them."""
+    if engine == "plain":
+        return sweep_plan.fill(cells, store, lambda cell: terminal.run(cell.recipe, store, None), say)
+    from flows.prefect.pipeline import run_with_prefect
+    from tasks.prefect_server import prefect_server
+
+    with prefect_server():
+        return sweep_plan.fill(cells, store, lambda cell: run_with_prefect(cell.recipe, store, name=cell.name), say)

@@ -26,7 +26,7 @@ KEYS = {
     "policy": "rollout.policy",
     "device": "hardware.device",
 }
-READ_BY = {"sft_epochs": "sft", "rl_questions": "difficulty", "grpo_steps": "grpo"}  # by this stage alone
+READ_BY = {"sft_epochs": "sft", "rl_questions": "difficulty", "grpo_steps": "grpo"}  # the only stage that reads a field
 Name = Annotated[str, Field(pattern=r"^\w+$")]
 Seed = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -51,9 +51,10 @@ class CommonOverrides(BaseModel):
 
     def overrides(self, more: Sequence[str]) -> tuple[str, ...]:
         """These fields as overrides, and then more of them, which win."""
-        values = self.model_dump(exclude_none=True, exclude={"variant"})
-        first = () if self.variant is None else (f"variant={self.variant}",)
-        return (*first, *(f"{KEYS[name]}={json.dumps(value)}" for name, value in values.items()), *more)
+        words = [] if self.variant is None else [f"variant={self.variant}"]
+        for name, value in self.model_dump(exclude_none=True, exclude={"variant"}).items():
+            words.append(f"{KEYS[name]}={json.dumps(value)}")
+        return (*words, *more)
 
     def check(self, recipe: Recipe) -> None:
         """Refuse what would change nothing."""
@@ -110,28 +111,40 @@ def check_form(recipe: str, overrides: Sequence[str]) -> None:
 
 def check_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     """Refuse differences between two trees of a recipe in keys that a form may not change."""
-    allowed = [entry.partition("=") for entry in shlex.split(os.environ.get(FORM_KEYS, ""))]
+    allowed = shlex.split(os.environ.get(FORM_KEYS, ""))
     for key, value in _changes(before, after, ""):
-        # A section is open but for its closed keys; an address of data is the owner's to give.
-        prefixes = {key.rsplit(".", count)[0] for count in range(key.count(".") + 1)}
-        is_open = key in OPEN_KEYS or (key.partition(".")[0] in OPEN_SECTIONS and not prefixes & CLOSED_KEYS)
-        is_address = key.startswith("data.") and "://" in json.dumps(value)
-        by_owner = any(
-            (name == key or key.startswith(f"{name}.")) and (not equals or parse_value(text) == value)
-            for name, equals, text in allowed
-        )
-        if (not is_open or is_address) and not by_owner:
+        is_address = key.startswith("data.") and "://" in json.dumps(value)  # only the owner may give one
+        is_open = _is_open(key) and not is_address
+        if not is_open and not any(_allows(entry, key, value) for entry in allowed):
             raise RecipeError(
                 f"a form may not set {key}",
                 f"It could name a program, code or an address. Who runs the worker may allow it: {FORM_KEYS}={key}",
             )
 
 
+def _is_open(key: str) -> bool:
+    """Whether a key is open to forms: a section is, except for its closed keys."""
+    if key in OPEN_KEYS:
+        return True
+    prefixes = {key.rsplit(".", count)[0] for count in range(key.count(".") + 1)}
+    return key.partition(".")[0] in OPEN_SECTIONS and not prefixes & CLOSED_KEYS
+
+
+def _allows(entry: str, key: str, value: Any) -> bool:
+    """Whether the owner's entry, KEY or KEY=VALUE, allows this value of a key, or of a key below it."""
+    name, equals, text = entry.partition("=")
+    if name != key and not key.startswith(f"{name}."):
+        return False
+    return not equals or parse_value(text) == value
+
+
 def _changes(before: Any, after: Any, key: str) -> Iterator[tuple[str, Any]]:
     """The dotted keys of the leaves that differ, with their new values; a list is a leaf."""
-    left, right = ({} if side is None else side for side in (before, after))
+    left = {} if before is None else before
+    right = {} if after is None else after
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         for name in {**left, **right}:
-            yield from _changes(left.get(name), right.get(name), f"{key}.{name}" if key else str(name))
+            inner_key = f"{key}.{name}" if key else str(name)
+            yield from _changes(left.get(name), right.get(name), inner_key)
     elif before != after:
         yield key, after

@@ -1,5 +1,6 @@
 """Nightly retraining as a Prefect flow; `sqltrain nightly` is the same without a server."""
 
+from collections.abc import Callable, Sequence
 from datetime import date
 from typing import Any
 
@@ -12,14 +13,19 @@ from prefect.states import Cancelled, Completed
 from flows.prefect.forms import UNCHANGED, CommonOverrides
 from flows.prefect.pipeline import Overrides, RecipeName, open_form, tracked, walk, walk_on_gpu
 from pipelines.core.errors import DataError
+from pipelines.core.store import Store
 from pipelines.nightly import inbox as inboxes
+from pipelines.nightly import night
 from pipelines.nightly.ledger import Ledger, NightInProgress
 from pipelines.nightly.night import NightContext, run_night, title
+from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import split_store
+from pipelines.stages.graph import StageResult, Step
 from tasks import contracts, events
 from tasks.events import night_markdown
 from tasks.models import announce_champion, announce_if_stale
 from tasks.prefect_stage import show
+from tasks.run import Tracker
 
 
 @flow(name="retrain", flow_run_name="night of {recipe}", persist_result=False)
@@ -36,14 +42,15 @@ def retrain(
 
     Args:
         recipe: A file of conf/recipes; its section `nightly` says how.
-        common: What most runs change; what is left empty stays as the recipe says.
+        common: The settings that most runs change; an empty field stays as the recipe says.
         overrides: Any other change, one an item, such as nightly.start=base; they win over the fields above.
         store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         inbox: Folder of JSONL files with new questions; left empty, the recipe's. An override nightly.inbox wins.
         gpu_pool: Training and evaluation run as make/gpu; all workers must see the same store.
         since: Replay: a night for each day from this one on of which the inbox has files with new questions.
     """
-    changes = common.overrides((*([f"nightly.inbox={inbox}"] if inbox else []), *overrides))
+    inbox_words = [f"nightly.inbox={inbox}"] if inbox else []
+    changes = common.overrides((*inbox_words, *overrides))
     loaded, opened = open_form(recipe, changes, store)
     common.check(loaded)
     announce_if_stale(loaded.name, opened, get_run_logger().warning)
@@ -53,7 +60,7 @@ def retrain(
     days = [None] if since is None else inboxes.delivery_days(loaded.nightly, since)
     for day in days:
         with tracked(loaded, opened, title(loaded, opened)) as tracker:
-            make = lambda part, at, steps, role: step_by_step(part, at, steps, tracker, role)  # noqa: E731
+            make = _bound_walk(step_by_step, tracker)
             context = NightContext(recipe, split_store(changes)[0], loaded, opened, make, contracts.check)
             try:
                 line = run_night(context, day)
@@ -69,6 +76,15 @@ def retrain(
         if line["decision"] == "promoted":
             show(events.publish_champion, loaded.name, opened, line)
     return Completed(name=line["decision"].capitalize(), message=line["reason"])
+
+
+def _bound_walk(step_by_step: Callable[..., list[StageResult]], tracker: Tracker) -> night.Walk:
+    """A walk of stages in one tracked run."""
+
+    def make(recipe: Recipe, store: Store, steps: Sequence[Step], role: str) -> list[StageResult]:
+        return step_by_step(recipe, store, steps, tracker, role)
+
+    return make
 
 
 @flow(name="promote", flow_run_name="promote {recipe}", persist_result=False)

@@ -5,6 +5,8 @@ wrong answers), ... A measure of one slice names the benchmark's own level, or S
 ex` is a number of the training before, by its steps, and `swing ex` how far it moves from one step to the next.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math
@@ -29,16 +31,21 @@ Points = Sequence[tuple[float, float]]  # (step, value), by ascending step
 
 def curve_points(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[float, float]]:
     """One number's points; rows without it, with words in its place or without a finite value are left out."""
-    rows_with_value = [row for row in rows if isinstance(row.get(name), int | float)]
-    return [(float(row["step"]), float(row[name])) for row in rows_with_value if math.isfinite(row[name])]
+    points = []
+    for row in rows:
+        value = row.get(name)
+        if isinstance(value, int | float) and math.isfinite(value):
+            points.append((float(row["step"]), float(value)))
+    return points
 
 
 def moving_average(points: Points, window: int = SMOOTH) -> list[tuple[float, float]]:
     """The mean over the last `window` steps at each point; values that are measured more rarely stay as they are."""
     smooth = []
     for index, (step, _) in enumerate(points):
-        part = [value for at, value in points[max(0, index + 1 - window) : index + 1] if at > step - window]
-        smooth.append((step, math.fsum(part) / len(part)))
+        candidates = points[max(0, index + 1 - window) : index + 1]
+        values = [value for at, value in candidates if at > step - window]
+        smooth.append((step, math.fsum(values) / len(values)))
     return smooth
 
 
@@ -48,8 +55,9 @@ def steps_to(points: Points, threshold: float, window: int = SMOOTH) -> float | 
     Only averages over a whole window count, or the luck of the first steps would decide. SkyRL-SQL, figure 6, compares
     two trainings by this number.
     """
-    whole = moving_average(points, window)[max(0, min(window, len(points)) - 1) :]
-    return next((step for step, value in whole if value >= threshold), None)
+    first_whole_window = max(0, min(window, len(points)) - 1)
+    averages = moving_average(points, window)[first_whole_window:]
+    return next((step for step, value in averages if value >= threshold), None)
 
 
 NAME = re.compile(r"(?P<base>[^\[\]@]+?)(?:@(?P<k>[1-9]\d*))?(?: \[(?P<level>[^\[\]]+)\])?")
@@ -59,13 +67,13 @@ NAME = re.compile(r"(?P<base>[^\[\]@]+?)(?:@(?P<k>[1-9]\d*))?(?: \[(?P<level>[^\
 class FinishedEvaluation:
     """One finished evaluation."""
 
-    records: tuple[EpisodeRecord, ...]  # its greedy and its sampled episodes
-    single_turn: tuple[EpisodeRecord, ...] = ()  # the greedy episodes that had to answer in one turn
-    equality: str = "strict"  # the headline's
-    k: int = 1  # samples that vote where a measure names no number
+    records: tuple[EpisodeRecord, ...]  # greedy and sampled episodes
+    single_turn: tuple[EpisodeRecord, ...] = ()  # greedy episodes that had to answer in one turn
+    equality: str = "strict"  # equality of the headline
+    k: int = 1  # samples that vote if a measure names no number
     rule: Rule = PLAIN
     seed: int = 0
-    curves: tuple[Mapping[str, float], ...] = ()  # the numbers of the training before it, a step a row
+    curves: tuple[Mapping[str, float], ...] = ()  # numbers of the training before it, a step a row
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,100 +81,154 @@ class Measure:
     """One measure."""
 
     name: str
-    kind: Literal["percent", "mean"]  # shares in [0, 1], which have an interval; counts
-    scores: Callable[[FinishedEvaluation], Scores]  # of one run, by question
-    fold: Callable[[Sequence[float]], float] = statistics.fmean  # one figure of one run's values
+    kind: Literal["percent", "mean"]  # "percent" for shares in [0, 1], which have an interval; "mean" for counts
+    scores: Callable[[FinishedEvaluation], Scores]  # values of one run, by question
+    fold: Callable[[Sequence[float]], float] = statistics.fmean  # makes one figure of one run's values
 
 
-# The value of an answer under an equality, or None, by the name of a measure, beside the metrics of `metrics.py`.
+# The value of an answer under an equality, or None, by the name of a measure; the metrics of `metrics.py` are others.
 AnswerValue = Callable[[EpisodeRecord, str], float | None]
+
+
+def _score(record: EpisodeRecord, equality: str) -> float:
+    return record.score(equality)
+
+
+def _hallucinates(record: EpisodeRecord, equality: str) -> float:
+    return float(record.diagnosis is not None and record.diagnosis.error == "hallucination")
 
 
 def _is_of_class(name: str) -> AnswerValue:
     """Whether a wrong answer is of an error class; None if it is right."""
-    return lambda record, equality: None if (why := record.wrong(equality)) is None else float(why.error == name)
+
+    def value(record: EpisodeRecord, equality: str) -> float | None:
+        diagnosis = record.wrong(equality)
+        return None if diagnosis is None else float(diagnosis.error == name)
+
+    return value
 
 
 ANSWERS: Mapping[str, AnswerValue] = {
-    "greedy": lambda record, equality: record.score(equality),
-    "at once": lambda record, equality: record.score(equality),
-    "sampled": lambda record, equality: record.score(equality),
-    "hallucinations": lambda record, _: float(
-        record.diagnosis is not None and record.diagnosis.error == "hallucination"
-    ),
+    "greedy": _score,
+    "at once": _score,
+    "sampled": _score,
+    "hallucinations": _hallucinates,
     **{f"{name.replace('_', ' ')} errors": _is_of_class(name) for name in ERROR_CLASSES},
 }
-EPISODES = {part.measure: part for part in metrics.EPISODE_METRICS.values()}
+EPISODES = {metric.measure: metric for metric in metrics.EPISODE_METRICS.values()}
 OVER_SAMPLES = ("pass", "average", "majority")
+OVER_STEPS = ("curve", "swing")
+DEVIATION = " deviation"  # end of the name of a cost's standard deviation
 TITLES = {"greedy": "EX", "at once": "EX at once", "sampled": "EX sampled", "reasoning": "reasoning characters"}
 
 
-def measure(name: str) -> Measure:
-    """The measure of a name."""
-    match = NAME.fullmatch(name)
-    base, number, level = (match["base"], match["k"], match["level"]) if match else ("", None, None)
-    kind, _, curve = base.partition(" ")
-    part = EPISODES.get(base.removesuffix(" deviation"))
-    is_cost, is_deviation = part is not None and part.fold is metrics.cost, base.endswith(" deviation")
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeasureName:
+    """The parts of a measure's name: "pass@4 [simple]" has the base "pass", the number 4 and the level "simple"."""
 
-    def by_question(run: FinishedEvaluation, mode: str) -> dict[str, list[EpisodeRecord]]:
+    base: str
+    number: int | None
+    level: str | None
+
+    @classmethod
+    def parse(cls, name: str) -> MeasureName:
+        """The parts; a name of another form has the base ""."""
+        match = NAME.fullmatch(name)
+        if match is None:
+            return cls("", None, None)
+        number = None if match["k"] is None else int(match["k"])
+        return cls(match["base"], number, match["level"])
+
+    @property
+    def metric(self) -> metrics.EpisodeMetric | None:
+        """The metric of episodes that the base names, also of its deviation; None for any other measure."""
+        return EPISODES.get(self.base.removesuffix(DEVIATION))
+
+    @property
+    def is_deviation(self) -> bool:
+        return self.base.endswith(DEVIATION)
+
+    @property
+    def is_cost(self) -> bool:
+        return self.metric is not None and self.metric.fold is metrics.cost
+
+    def by_question(self, run: FinishedEvaluation, mode: str) -> dict[str, list[EpisodeRecord]]:
         """Each question's unbroken episodes of a pass, within the level."""
-        episodes = run.single_turn if mode == "at once" else [record for record in run.records if record.mode == mode]
-        return metrics.by_question(
-            record for record in episodes if level is None or level in (record.difficulty, record.hardness)
-        )
+        if mode == "at once":
+            episodes = list(run.single_turn)
+        else:
+            episodes = [record for record in run.records if record.mode == mode]
+        if self.level is not None:
+            episodes = [record for record in episodes if self.level in (record.difficulty, record.hardness)]
+        return metrics.by_question(episodes)
 
-    def of_samples(run: FinishedEvaluation) -> Scores:
+    def sample_scores(self, run: FinishedEvaluation) -> Scores:
         """pass@k, average@k or majority@k of each question that has k samples (see `metrics.k_point`)."""
-        k = int(number or run.k)
+        k = self.number or run.k
         scores: dict[str, tuple[str, float]] = {}
-        for question, members in by_question(run, "sampled").items():
-            if len(members) < k:
-                continue
-            if base == "pass":
-                score = metrics.pass_at_k(len(members), sum(record.right(run.equality) for record in members), k)
-            elif base == "average":
-                score = math.fsum(record.score(run.equality) for record in members[:k]) / k
-            else:
-                score = majority_at_k(metrics.candidates(members, run.equality), k, run.rule, run.seed).score
-            scores[question] = members[0].database, score
+        for question, members in self.by_question(run, "sampled").items():
+            if len(members) >= k:
+                scores[question] = (members[0].database, self._sample_score(run, members, k))
         return scores
 
-    def of_training(run: FinishedEvaluation) -> Scores:
+    def _sample_score(self, run: FinishedEvaluation, members: Sequence[EpisodeRecord], k: int) -> float:
+        if self.base == "pass":
+            n_right = sum(record.right(run.equality) for record in members)
+            return metrics.pass_at_k(len(members), n_right, k)
+        if self.base == "average":
+            return math.fsum(record.score(run.equality) for record in members[:k]) / k
+        return majority_at_k(metrics.candidates(members, run.equality), k, run.rule, run.seed).score
+
+    def training_scores(self, run: FinishedEvaluation) -> Scores:
         """A number of training at each step, or its distance from the step before; a step is its own cluster."""
+        kind, _, curve = self.base.partition(" ")
         points = curve_points(run.curves, curve)
         if kind == "swing":
-            points = [(step, abs(value - before)) for (_, before), (step, value) in itertools.pairwise(points)]
+            pairs = itertools.pairwise(points)
+            points = [(step, abs(value - before)) for (_, before), (step, value) in pairs]
         return {f"{step:g}": (f"{step:g}", value) for step, value in points}
 
-    def of_answers(run: FinishedEvaluation) -> Scores:
-        """Each question's mean over its episodes; those without a value are left out, of costs also those not asked."""
+    def answer_scores(self, run: FinishedEvaluation) -> Scores:
+        """Each question's mean over its episodes.
+
+        Episodes without a value are left out; for a cost, also those that were not asked.
+        """
+        mode = self.base if self.base in ("sampled", "at once") else "greedy"
         scores: dict[str, tuple[str, float]] = {}
-        for question, members in by_question(run, base if base in ("sampled", "at once") else "greedy").items():
-            if part is None:
-                values = [ANSWERS[base](record, run.equality) for record in members]
-            else:
-                asked = [record for record in members if not is_cost or record.stop is not StopReason.UNASKED]
-                values = [part.value(record) for record in asked]
-            known = [value for value in values if value is not None]
-            if known:
-                scores[question] = members[0].database, math.fsum(known) / len(known)
+        for question, members in self.by_question(run, mode).items():
+            values = [value for value in self._values(run, members) if value is not None]
+            if values:
+                scores[question] = (members[0].database, math.fsum(values) / len(values))
         return scores
 
-    if base in OVER_SAMPLES and (number or base == "majority"):
-        return Measure(name, "percent", of_samples)
-    if kind in ("curve", "swing") and curve and not number and not level:
-        return Measure(name, "mean", of_training)
-    if is_cost and not number:
-        return Measure(name, "mean", of_answers, statistics.pstdev if is_deviation else statistics.fmean)
-    if (base in ANSWERS or (part is not None and not is_deviation)) and not number:
-        return Measure(name, "percent", of_answers)
-    names = ", ".join([*ANSWERS, *EPISODES, *(f"{name}@K" for name in OVER_SAMPLES), "curve NAME", "swing NAME"])
+    def _values(self, run: FinishedEvaluation, members: Sequence[EpisodeRecord]) -> list[float | None]:
+        metric = self.metric
+        if metric is None:
+            return [ANSWERS[self.base](record, run.equality) for record in members]
+        if self.is_cost:
+            members = [record for record in members if record.stop is not StopReason.UNASKED]
+        return [metric.value(record) for record in members]
+
+
+def measure(name: str) -> Measure:
+    """The measure of a name; a RecipeError if there is none."""
+    parts = MeasureName.parse(name)
+    kind, _, curve = parts.base.partition(" ")
+    if parts.base in OVER_SAMPLES and (parts.number or parts.base == "majority"):
+        return Measure(name, "percent", parts.sample_scores)
+    if kind in OVER_STEPS and curve and not parts.number and not parts.level:
+        return Measure(name, "mean", parts.training_scores)
+    if parts.is_cost and not parts.number:
+        fold = statistics.pstdev if parts.is_deviation else statistics.fmean
+        return Measure(name, "mean", parts.answer_scores, fold)
+    is_share = parts.base in ANSWERS or (parts.metric is not None and not parts.is_deviation)
+    if is_share and not parts.number:
+        return Measure(name, "percent", parts.answer_scores)
+    names = ", ".join([*ANSWERS, *EPISODES, *(f"{base}@K" for base in OVER_SAMPLES), "curve NAME", "swing NAME"])
     raise RecipeError(f"there is no measure {name!r}", f"Known: {names}; with a level behind it: greedy [simple].")
 
 
 def title(name: str) -> str:
     """A measure's heading: "EX" of `greedy`, "EX [simple]" of `greedy [simple]`."""
-    match = NAME.fullmatch(name)
-    base = match["base"] if match else name
+    base = MeasureName.parse(name).base or name
     return TITLES.get(base, base) + name[len(base) :]

@@ -21,7 +21,7 @@ Value = Callable[[EpisodeRecord], float | None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spread:
-    """How a cost spreads over episodes: mean, standard deviation (of the population), median, 95th percentile."""
+    """The spread of a cost over episodes: mean, population standard deviation, median, 95th percentile."""
 
     mean: float
     std: float
@@ -34,15 +34,15 @@ class Spread:
 class KPoint:
     """One point of the curves over the number of samples."""
 
-    k: int  # samples.
-    pass_at: Estimate  # whether any of k is right, unbiased (Chen et al., 2021, equation 1).
-    average_at: Estimate  # mean accuracy of the first k samples (Reasoning-SQL, A.4).
-    majority_at: Estimate  # accuracy of the vote of k.
-    tied: float  # share of the votes that were ties.
+    k: int  # samples
+    pass_at: Estimate  # chance that any of k is right, unbiased (Chen et al., 2021, equation 1)
+    average_at: Estimate  # mean accuracy of the first k samples (Reasoning-SQL, A.4)
+    majority_at: Estimate  # accuracy of the vote of k
+    tied: float  # share of the votes that were ties
 
 
 def unbroken(records: Iterable[EpisodeRecord]) -> list[EpisodeRecord]:
-    """The records that count: those of unbroken episodes."""
+    """The records that count: broken episodes are left out."""
     return [record for record in records if not record.broken]
 
 
@@ -68,8 +68,16 @@ def mean_by_question(records: Iterable[EpisodeRecord], value: Value, seed: int =
     """
     groups = list(by_question(record for record in records if value(record) is not None).values())
     groups = [members for members in groups if members[0].stop is not StopReason.UNASKED] or groups
-    means = [math.fsum(value(record) or 0.0 for record in members) / len(members) for members in groups]
-    return estimate(means, [members[0].database for members in groups], seed)
+    means = []
+    for members in groups:
+        values = [value(record) or 0.0 for record in members]
+        means.append(math.fsum(values) / len(values))
+    return estimate(means, _databases(groups), seed)
+
+
+def _databases(groups: Iterable[Sequence[EpisodeRecord]]) -> list[str]:
+    """The database of each group, which its first record names."""
+    return [members[0].database for members in groups]
 
 
 def execution_accuracy(records: Iterable[EpisodeRecord], equality: str, seed: int = 0) -> Estimate | None:
@@ -89,16 +97,17 @@ def k_point(
 ) -> KPoint | None:
     """pass@k, average@k and majority@k over the questions that have at least k unbroken samples; None without any."""
     groups = [members for members in by_question(records).values() if len(members) >= k]
-    databases = [members[0].database for members in groups]
-    votes = [majority_at_k(candidates(members, equality), k, rule, seed) for members in groups]
+    databases = _databases(groups)
     passed = [pass_at_k(len(members), sum(record.right(equality) for record in members), k) for members in groups]
     average = [math.fsum(record.score(equality) for record in members[:k]) / k for members in groups]
-    pass_at, average_at, majority_at = (
-        estimate(scores, databases, seed) for scores in (passed, average, [vote.score for vote in votes])
-    )
+    votes = [majority_at_k(candidates(members, equality), k, rule, seed) for members in groups]
+    pass_at = estimate(passed, databases, seed)
+    average_at = estimate(average, databases, seed)
+    majority_at = estimate([vote.score for vote in votes], databases, seed)
     if pass_at is None or average_at is None or majority_at is None:
         return None
-    return KPoint(k, pass_at, average_at, majority_at, sum(vote.tied for vote in votes) / len(votes))
+    tied = sum(vote.tied for vote in votes) / len(votes)
+    return KPoint(k, pass_at, average_at, majority_at, tied)
 
 
 def candidates(members: Iterable[EpisodeRecord], equality: str) -> list[Candidate]:
@@ -118,23 +127,33 @@ def spread(values: Sequence[float]) -> Spread | None:
     """Mean, population standard deviation, median and 95th percentile (nearest rank); None when there are none."""
     if not values:
         return None
-    n, ordered = len(values), sorted(values)
+    n = len(values)
+    ordered = sorted(values)
     mean = math.fsum(ordered) / n
     variance = math.fsum((value - mean) ** 2 for value in ordered) / n
     median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-    return Spread(mean, math.sqrt(variance), median, ordered[math.ceil(0.95 * n) - 1], n)
+    p95 = ordered[math.ceil(0.95 * n) - 1]
+    return Spread(mean, math.sqrt(variance), median, p95, n)
 
 
 def cost(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> Spread | None:
     """The spread of a cost over the unbroken episodes that were asked and know it; None when none does."""
-    figures = (value(record) for record in unbroken(records) if record.stop is not StopReason.UNASKED)
-    return spread([figure for figure in figures if figure is not None])
+    asked = [record for record in unbroken(records) if record.stop is not StopReason.UNASKED]
+    return spread(_known_values(asked, value))
+
+
+def _known_values(records: Iterable[EpisodeRecord], value: Value) -> list[float]:
+    """The values of the records that have one."""
+    values = [value(record) for record in records]
+    return [each for each in values if each is not None]
 
 
 def mean_by_episode(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> float | None:
     """The mean of a value over the unbroken episodes that have it, without an interval."""
-    figures = [figure for record in unbroken(records) if (figure := value(record)) is not None]
-    return math.fsum(figures) / len(figures) if figures else None
+    values = _known_values(unbroken(records), value)
+    if not values:
+        return None
+    return math.fsum(values) / len(values)
 
 
 Measure = Estimate | Spread | float
@@ -151,9 +170,13 @@ def measured(
     records: Sequence[EpisodeRecord], equality: str, seed: int = 0, more: Sequence[str] = ()
 ) -> dict[str, Measure]:
     """Every metric of ours, and those named in `more`, that these records have a value of."""
-    names = dict.fromkeys([name for name in METRICS if METRICS.entry(name).module == __name__] + list(more))
-    estimates = {name: METRICS[name].measure(records, equality, seed) for name in names}
-    return {name: value for name, value in estimates.items() if value is not None}
+    ours = [name for name in METRICS if METRICS.entry(name).module == __name__]
+    values: dict[str, Measure] = {}
+    for name in dict.fromkeys([*ours, *more]):
+        value = METRICS[name].measure(records, equality, seed)
+        if value is not None:
+            values[name] = value
+    return values
 
 
 # Metrics that episodes have a value of, each declared once: for the registry and its tables, for the slices of a
@@ -162,11 +185,11 @@ def measured(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeMetric:
-    """A value of each episode, and how the values of several become a figure."""
+    """A value of each episode, and the figure that the values of several become."""
 
-    value: Value  # None where the episode has none: such episodes are left out.
+    value: Value  # value of an episode; episodes whose value is None are left out
     fold: Callable[[Iterable[EpisodeRecord], Value, int], Measure | None]
-    measure: str  # its name among the measures of a sweep.
+    measure: str  # name among the measures of a sweep
 
 
 EPISODE_METRICS: dict[str, EpisodeMetric] = {}
@@ -195,13 +218,27 @@ def _declare(
 @metric("interaction_match", unit="percent", title="interactions", about="conversations whose every answer is right")
 def interaction_match(records: Iterable[EpisodeRecord], equality: str, seed: int = 0) -> Estimate | None:
     """Interaction match (SParC); a conversation with a broken episode is left out."""
-    groups = group(records, lambda record: (record.interaction, record.sample)).items()
-    whole = [members for (name, _), members in groups if name and not any(record.broken for record in members)]
-    rights = [float(all(record.right(equality) for record in members)) for members in whole]
-    return estimate(rights, [members[0].database for members in whole], seed)
+    conversations = group(records, lambda record: (record.interaction, record.sample))
+    unbroken_conversations = []
+    for (interaction, _), members in conversations.items():
+        if interaction and not any(record.broken for record in members):
+            unbroken_conversations.append(members)
+    rights = [float(all(record.right(equality) for record in members)) for members in unbroken_conversations]
+    return estimate(rights, _databases(unbroken_conversations), seed)
 
 
-for _name, _title, _about, _fate in (  # shares that add up to 1, and those of what is right to EX
+ABSTENTION_DIGEST = text_digest(ABSTENTION)
+
+
+def _abstains(record: EpisodeRecord, equality: str) -> bool:
+    """Whether an answer abstains; a right answer to an unanswerable question does, in whatever form it is written."""
+    if record.gold_digest == ABSTENTION_DIGEST and record.right(equality):
+        return True
+    return is_abstention(record.final_sql)
+
+
+# Fates of an answer as (abstained, right); the four shares add up to 1, and the two right ones to EX.
+for _name, _title, _about, _fate in (
     ("answered_rightly", "answered", "of all questions: answered, and rightly", (False, True)),
     ("abstained_rightly", "abstained", "abstained where the database has no answer", (True, True)),
     ("abstained_wrongly", "abstained wrongly", "abstained where it has one", (True, False)),
@@ -212,12 +249,10 @@ for _name, _title, _about, _fate in (  # shares that add up to 1, and those of w
     def _(
         records: Iterable[EpisodeRecord], equality: str, seed: int = 0, fate: tuple[bool, bool] = _fate
     ) -> Estimate | None:
-        """None where no question is without an answer, and none is said to be."""
-        good, gold = unbroken(records), text_digest(ABSTENTION)
-        # However it is written, what is right where there is no answer abstains.
-        rightly = {record.key for record in good if record.gold_digest == gold and record.right(equality)}
-        abstained = rightly | {record.key for record in good if is_abstention(record.final_sql)}
-        if not abstained and gold not in {record.gold_digest for record in good}:
+        """None if no question is unanswerable and no answer abstains."""
+        good = unbroken(records)
+        abstained = {record.key for record in good if _abstains(record, equality)}
+        if not abstained and not any(record.gold_digest == ABSTENTION_DIGEST for record in good):
             return None
         return mean_by_question(
             good, lambda record: float((record.key in abstained, record.right(equality)) == fate), seed
@@ -229,7 +264,7 @@ _declare("turns", cost, "turns", "mean agent turns a question")
 
 @metric("turns_deviation", unit="mean", title="± turns", about="their standard deviation over the questions")
 def turns_deviation(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
-    """How far apart episodes are in their turns: a budget by difficulty shows here."""
+    """The deviation of turns over episodes: a budget by difficulty shows here."""
     turns = cost(records, EPISODE_METRICS["turns"].value)
     return None if turns is None else turns.std
 
@@ -238,7 +273,7 @@ _declare("tool_calls", cost, "tool calls", "mean executions before the answer")
 _declare("asked", cost, "asked", "mean questions to the user")  # BIRD-Interact
 _declare("tokens_in", cost, "tokens in", "mean prompt and observation tokens")
 _declare("tokens_out", cost, "tokens out", "mean generated tokens")
-# Of all thinking blocks (SQL-Trail, figure 5).
+# Thinking blocks are counted together (SQL-Trail, figure 5).
 _declare("reasoning_chars", cost, "reasoning", "mean characters of thinking", measure="reasoning")
 _declare("format", mean_by_question, "well-formed", "episodes whose every turn is well-formed", field="well_formed")
 _declare(  # of the questions with an answer: SkyRL-SQL (6.1, observation 4) calls such an agent overconfident

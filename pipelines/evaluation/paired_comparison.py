@@ -1,7 +1,6 @@
 """Two systems on the same questions: which ones flipped, and whether the difference is more than chance."""
 
 import dataclasses
-import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -36,33 +35,47 @@ def matched(first: Sequence[Question], second: Sequence[Question]) -> dict[str, 
     Without gold SQL and words the id decides, within the database.
     """
     pairs: dict[str, str] = {}
-
-    def left(asked: Sequence[Question], taken: Collection[str], *fields: str) -> dict[object, list[Question]]:
-        """The questions that are in no pair yet, by fields that are equal."""
-        groups: dict[object, list[Question]] = {}
-        for question in asked:
-            if question.id not in taken:
-                groups.setdefault(tuple(getattr(question, field) for field in fields), []).append(question)
-        return groups
-
-    for by_id in (True, False):  # those of the same id first
-        waiting = left(first, set(pairs.values()), "database", "gold", "words")
+    for prefer_id in (True, False):  # questions of the same id first
+        waiting = _unmatched(first, set(pairs.values()), "database", "gold", "words")
         for question in second:
-            group = waiting.get(question[1:], []) if question.id not in pairs else []
-            if by_id:
-                partner = next((other for other in group if other.id == question.id), None)
-            else:
-                partner = group[0] if group and (question.gold or question.words) else None
+            if question.id in pairs:
+                continue
+            group = waiting.get((question.database, question.gold, question.words), [])
+            partner = _same_id(group, question) if prefer_id else _first_with_text(group)
             if partner is not None:
                 group.remove(partner)
                 pairs[question.id] = partner.id
-    ours_by_gold = left(first, set(pairs.values()), "database", "gold")
-    for key, theirs in left(second, set(pairs), "database", "gold").items():
-        ours = ours_by_gold.get(key, [])
-        one_side_lacks_words = all(not (a.words and b.words) for a in ours for b in theirs)
+    first_by_gold = _unmatched(first, set(pairs.values()), "database", "gold")
+    for key, theirs in _unmatched(second, set(pairs), "database", "gold").items():
+        ours = first_by_gold.get(key, [])
+        one_side_lacks_words = all(not (our.words and their.words) for our in ours for their in theirs)
         if theirs[0].gold and len(ours) == len(theirs) and one_side_lacks_words:
-            pairs |= {b.id: a.id for a, b in zip(ours, theirs, strict=True)}
+            for our, their in zip(ours, theirs, strict=True):
+                pairs[their.id] = our.id
     return pairs
+
+
+def _unmatched(
+    questions: Sequence[Question], matched_ids: Collection[str], *fields: str
+) -> dict[tuple[str, ...], list[Question]]:
+    """The questions that are in no pair yet, by fields that are equal."""
+    groups: dict[tuple[str, ...], list[Question]] = {}
+    for question in questions:
+        if question.id not in matched_ids:
+            key = tuple(getattr(question, field) for field in fields)
+            groups.setdefault(key, []).append(question)
+    return groups
+
+
+def _same_id(group: Sequence[Question], question: Question) -> Question | None:
+    return next((other for other in group if other.id == question.id), None)
+
+
+def _first_with_text(group: Sequence[Question]) -> Question | None:
+    """The first of questions that are equal, if gold SQL or words tell what they are."""
+    if not group or not (group[0].gold or group[0].words):
+        return None
+    return group[0]
 
 
 def common_names(runs: Sequence[Sequence[EpisodeRecord]]) -> list[Mapping[str, str]]:
@@ -78,12 +91,22 @@ def common_names(runs: Sequence[Sequence[EpisodeRecord]]) -> list[Mapping[str, s
         pairs = matched(earlier, later)
         for question in later:
             if question.id not in pairs:
-                others = (f"{question.id} ({number})" for number in itertools.count(2))
-                pairs[question.id] = next(name for name in itertools.chain([question.id], others) if name not in taken)
-                taken.add(pairs[question.id])
-                earlier.append(question._replace(id=pairs[question.id]))
+                name = _unused_name(question.id, taken)
+                taken.add(name)
+                pairs[question.id] = name
+                earlier.append(question._replace(id=name))
         names.append(pairs)
     return names
+
+
+def _unused_name(name: str, taken: Collection[str]) -> str:
+    """The name, or the name with the first number from 2 on that is not taken."""
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name} ({number})" in taken:
+        number += 1
+    return f"{name} ({number})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,7 +137,7 @@ class Comparison:
     # gained, lost: questions that only `after`, or only `before`, has right; for greedy episodes.
     gained: int
     lost: int
-    p_mcnemar: float | None  # exact, two-sided, of those counts; None for sampled episodes, whose scores are graded.
+    p_mcnemar: float | None  # exact two-sided p-value of those counts; None for sampled episodes, which have grades
     # questions that would detect a difference of this size with 80 % power; None when there is none.
     needed: int | None
     # the smallest difference that so many questions detect with 80 % power, by the flips that were seen; None for
@@ -137,23 +160,22 @@ def compare(
     """
     names_after = matched(questions(before), questions(after))
     first = by_question(record for record in before if record.mode == mode)
-    records_after = by_question(record for record in after if record.mode == mode)
-    second = {names_after[example]: records for example, records in records_after.items() if example in names_after}
+    second = {
+        names_after[example]: records
+        for example, records in by_question(record for record in after if record.mode == mode).items()
+        if example in names_after
+    }
     shared = [example for example in first if example in second]
-    old, new = (
-        [sum(record.score(equality) for record in groups[example]) / len(groups[example]) for example in shared]
-        for groups in (first, second)
-    )
+    old = [_mean_score(first[example], equality) for example in shared]
+    new = [_mean_score(second[example], equality) for example in shared]
     result = paired(old, new, [first[example][0].database for example in shared], seed)
     if result is None:
         return None
-    firsts = [(example, first[example][0], second[example][0]) for example in shared if mode == "greedy"]
-    flips = tuple(
-        Flip(example, a.database, a.hardness, b.right(equality), a.final_sql, b.final_sql)
-        for example, a, b in firsts
-        if a.right(equality) != b.right(equality)
-    )
-    n, gained = len(shared), sum(flip.gained for flip in flips)
+    flips: list[Flip] = []
+    if mode == "greedy":
+        flips = _flips({example: (first[example][0], second[example][0]) for example in shared}, equality)
+    n = len(shared)
+    gained = sum(flip.gained for flip in flips)
     lost = len(flips) - gained
     return Comparison(
         before=names[0],
@@ -168,5 +190,19 @@ def compare(
         p_mcnemar=mcnemar(gained, lost) if mode == "greedy" else None,
         detectable=detectable(len(flips) / n, n),
         needed=pairs_needed(len(flips) / n, (gained - lost) / n) if gained != lost else None,
-        flips=flips,
+        flips=tuple(flips),
     )
+
+
+def _mean_score(records: Sequence[EpisodeRecord], equality: str) -> float:
+    return sum(record.score(equality) for record in records) / len(records)
+
+
+def _flips(answers: Mapping[str, tuple[EpisodeRecord, EpisodeRecord]], equality: str) -> list[Flip]:
+    """The questions that exactly one of two answers has right."""
+    flips = []
+    for example, (before, after) in answers.items():
+        gained = after.right(equality)
+        if before.right(equality) != gained:
+            flips.append(Flip(example, before.database, before.hardness, gained, before.final_sql, after.final_sql))
+    return flips

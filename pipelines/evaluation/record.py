@@ -13,20 +13,22 @@ from pipelines.core.types import ExecutionStatus, Hardness, SchemaItems, StopRea
 from pipelines.sql.diagnoses import Diagnosis
 
 Mode = Literal["greedy", "sampled"]
-# A record may come from anybody's file: no figure of it is more than a share, or than a column of a table holds.
+# Bounds of a record's figures, which may come from anybody's file: a share, and what a column of a table holds.
 Grade = Annotated[float, pydantic.Field(ge=0, le=1, allow_inf_nan=False)]
 Number = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 
 
 def text_digest(text: str) -> str:
-    """A short digest of a question or a query, whatever its spaces and its closing signs; "" of no text."""
+    """A short digest of a question or a query, whatever its spaces and its closing signs; "" for no text."""
     plain = " ".join(text.split()).rstrip(" ;?.")
-    return hashlib.sha256(plain.encode("utf-8", "backslashreplace")).hexdigest()[:16] if plain else ""
+    if not plain:
+        return ""
+    return hashlib.sha256(plain.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Overlap:
-    """Two sets compared, as counts: the items of a prediction, those of gold, and those of both."""
+    """Two sets compared, as counts of items: in a prediction, in gold, and in both."""
 
     predicted: Number
     gold: Number
@@ -93,50 +95,50 @@ class Linking:
 class EpisodeRecord:
     """One trajectory of an evaluation, with its verdicts."""
 
-    # example_id, sample: the trajectory's own; with `mode` they name it.
+    # example_id, sample: identity of the trajectory, together with `mode`.
     example_id: str
-    database: str  # the id of the database that the question is about.
+    database: str  # id of the database that the question is about
     hardness: Hardness
-    mode: Mode  # greedy, or one of several samples.
+    mode: Mode
     sample: Number
-    final_sql: str | None  # the answer; None when there is none.
+    final_sql: str | None  # the answer; None when there is none
     # the verdict under each equality, by its name: 1.0 or 0.0, or graded.
     scores: Mapping[Annotated[str, pydantic.Field(max_length=60)], Grade]
     broken: bool  # a boundary failed (the episode, the database or the gold SQL): counted nowhere but in its own count.
-    failure: str | None  # the broken part, in a short word; None if nothing broke.
-    status: ExecutionStatus | None  # of the final SQL's execution; None when there is none.
+    failure: str | None  # broken part, in a short word; None if nothing broke
+    status: ExecutionStatus | None  # end of the final SQL's execution; None when there is none
     # n_rows, gold_rows: rows that the answer and the gold SQL returned.
     n_rows: Number
     gold_rows: Number
-    signature: str | None  # of the answer's result, for voting; None when there is no usable result.
+    signature: str | None  # digest of the answer's result, for voting; None when there is no usable result
     # stop, forced, well_formed: as in `Trajectory`.
     stop: StopReason
     forced: bool
     well_formed: bool
-    turns: Number  # agent turns, the final one included.
-    tool_calls: Number  # turns that had something executed; the final answer's own execution is not one.
-    failed_calls: Number  # those whose execution did not end well.
-    tokens_in: Number | None  # prompt and observation tokens; None for policies that speak text only.
-    tokens_out: Number | None  # tokens that the agent generated; None likewise.
+    turns: Number  # agent turns, the final one included
+    tool_calls: Number  # turns that had something executed; the execution of the final answer does not count
+    failed_calls: Number  # tool calls whose execution did not end well
+    tokens_in: Number | None  # prompt and observation tokens; None for policies that speak text only
+    tokens_out: Number | None  # tokens that the agent generated; None for policies that speak text only
     reasoning_chars: Number  # characters of all thinking blocks (SQL-Trail, figure 5).
-    linking: Linking | None  # against the gold schema; None when there is no gold schema.
+    linking: Linking | None  # comparison with the gold schema; None when there is no gold schema
     bigrams: Grade  # Jaccard similarity of token bigrams with the gold SQL (SQL-Trail, equation 9).
     diagnosis: Diagnosis | None = None  # why it is wrong by some equality; None when it is right by all, or broken.
-    difficulty: str = ""  # the benchmark's own level (BIRD); "" where it gives none.
+    difficulty: str = ""  # level that the benchmark gives (BIRD); "" without one
     # whether the question can't be answered without looking at stored values; None when not known.
     needs_probe: bool | None = None
-    # whether the first turn lists the columns of all tables, TRUST-SQL's reward hack (5.4); None where the agent has no
-    # explore phase.
+    # whether the first turn lists the columns of all tables, TRUST-SQL's reward hack (5.4); None for an agent without
+    # an explore phase.
     lists_first: bool | None = None
-    # names in the last proposed schema that nothing had shown before (TRUST-SQL 3.2); None without one.
+    # names in the last proposed schema that nothing had shown before (TRUST-SQL 3.2); None without a proposed schema.
     unverified: Number | None = None
-    # question_digest, gold_digest: of the question's and the gold SQL's text, "" where there is none: what tells a
+    # question_digest, gold_digest: digests of the question and of the gold SQL, "" without a text. They identify a
     # question whatever a benchmark's reader or a prediction file calls it.
     question_digest: str = ""
     gold_digest: str = ""
-    # questions to the user; None where the agent has nobody to ask.
+    # questions to the user; None for an agent without a user.
     asked: Annotated[Number | None, pydantic.Field(exclude_if=lambda asked: asked is None)] = None
-    # the conversation that the question belongs to; None if it is of none.
+    # conversation that the question belongs to; None for a single question.
     interaction: Annotated[str | None, pydantic.Field(exclude_if=lambda interaction: interaction is None)] = None
 
     @property

@@ -8,10 +8,10 @@ reads as a number is one, and an empty cell equals NULL.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import AcceptedResults, Example, ExecutionResult, ExecutionStatus, text_of
+from pipelines.core.types import AcceptedResults, Database, Example, ExecutionResult, ExecutionStatus, text_of
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
 
 EQUALITY = "spider2"
@@ -25,6 +25,8 @@ _INTEGER = re.compile(r"\s*[+-]?\d{1,18}\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[+-]?((\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf|infinity)\s*", re.IGNORECASE | re.ASCII)
 _TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 Cell = str | float | None
+Column = list[Cell]
+Results = Mapping[tuple[Database, str], ExecutionResult]  # results of predictions
 
 
 def verdicts(
@@ -34,36 +36,52 @@ def verdicts(
     by_files = EQUALITY in equalities
     if by_files and len(set(equalities)) > 1:
         raise DataError(
-            f"equality {EQUALITY} stands alone, beside it is {', '.join(equalities)}", "Take include=data/spider2_lite."
+            f"equality {EQUALITY} stands alone, but the equalities are {', '.join(equalities)}",
+            "Take include=data/spider2_lite.",
         )
-    wrong = []
-    for example in examples:
-        has_gold = example.annotations.gold_results is not None if by_files else bool(example.gold_sql)
-        if not has_gold:
-            wrong.append(example.id)
-    if wrong:
-        lack = "accepted results" if by_files else "gold SQL"
-        raise DataError(
-            f"{len(wrong)} examples have no {lack}, the first is {wrong[0]}",
-            f"Equality {EQUALITY} is for Spider 2.0's questions, and only it: include=data/spider2_lite.",
-        )
+    _require_gold(examples, by_files)
     if not by_files:
         return sql.verdicts(pairs, equalities)
-    queries = [(pair.database, pair.predicted_sql) for pair in pairs]
-    jobs = list(dict.fromkeys((database, text) for database, text in queries if text is not None))
-    results = dict(zip(jobs, sql.execute_many(jobs), strict=True))
+    results = _results(pairs, sql)
     judged = []
     for example, pair in zip(examples, pairs, strict=True):
         gold = example.annotations.gold_results
         assert gold is not None, "checked above"
-        n_gold = len(gold["results"][0]) - 1
-        if pair.predicted_sql is None:
-            judged.append(Verdict({EQUALITY: 0.0}, None, ExecutionStatus.OK, None, 0, n_gold))
-            continue
-        result = results[pair.database, pair.predicted_sql]
-        facts = result.status, ExecutionStatus.OK, result.error_class, len(result.rows), n_gold
-        judged.append(Verdict({EQUALITY: score(gold, result)}, *facts))
+        judged.append(_verdict(gold, pair, results))
     return judged
+
+
+def _require_gold(examples: Sequence[Example], by_files: bool) -> None:
+    """Refuse examples without accepted results, or without a gold query."""
+    without_gold = []
+    for example in examples:
+        has_gold = example.annotations.gold_results is not None if by_files else bool(example.gold_sql)
+        if not has_gold:
+            without_gold.append(example.id)
+    if without_gold:
+        lack = "accepted results" if by_files else "gold SQL"
+        raise DataError(
+            f"{len(without_gold)} examples have no {lack}, the first is {without_gold[0]}",
+            f"Equality {EQUALITY} is for Spider 2.0's questions, and only it: include=data/spider2_lite.",
+        )
+
+
+def _results(pairs: Sequence[Pair], sql: SqlEngine) -> Results:
+    """The result of each different prediction."""
+    jobs: dict[tuple[Database, str], None] = {}
+    for pair in pairs:
+        if pair.predicted_sql is not None:
+            jobs[pair.database, pair.predicted_sql] = None
+    return dict(zip(jobs, sql.execute_many(list(jobs)), strict=True))
+
+
+def _verdict(gold: AcceptedResults, pair: Pair, results: Results) -> Verdict:
+    n_gold = len(gold["results"][0]) - 1
+    if pair.predicted_sql is None:
+        return Verdict({EQUALITY: 0.0}, None, ExecutionStatus.OK, None, 0, n_gold)
+    result = results[pair.database, pair.predicted_sql]
+    scores = {EQUALITY: score(gold, result)}
+    return Verdict(scores, result.status, ExecutionStatus.OK, result.error_class, len(result.rows), n_gold)
 
 
 def score(gold: AcceptedResults, result: ExecutionResult) -> float:
@@ -74,33 +92,48 @@ def score(gold: AcceptedResults, result: ExecutionResult) -> float:
     rows_of_text = [["" if cell is None else text_of(cell) for cell in row] for row in result.rows]
     ordered = not gold["ignore_order"]
     answer = _columns(rows_of_text, len(result.columns), ordered)
-    for (header, *rows), wanted in zip(gold["results"], gold["columns"], strict=True):
+    for (header, *rows), counted in zip(gold["results"], gold["columns"], strict=True):
         accepted = _columns(rows, len(header), ordered)
-        accepted = [accepted[index] for index in wanted] if wanted else accepted
-        if len(rows) == len(result.rows) and all(
-            any(all(map(_close, column, other)) for other in answer) for column in accepted
-        ):
+        if counted:
+            accepted = [accepted[index] for index in counted]
+        if len(rows) == len(result.rows) and all(_has_column(answer, column) for column in accepted):
             return 1.0
     return 0.0
 
 
-def _columns(rows: Sequence[Sequence[str]], width: int, ordered: bool = True) -> list[list[Cell]]:
+def _has_column(table: Sequence[Column], column: Column) -> bool:
+    """Whether a table has a column with these cells; both have as many rows."""
+    return any(all(map(_close, column, other)) for other in table)
+
+
+def _columns(rows: Sequence[Sequence[str]], width: int, ordered: bool = True) -> list[Column]:
     """Cells by column, with the types that pandas gives a column of a CSV file; a short row lacks its last cells."""
-    table: list[list[Cell]] = []
+    table = []
     for index in range(width):
-        column = [row[index] if index < len(row) else "" for row in rows]
-        present = [cell for cell in column if cell not in MISSING]
-        if present and all(cell in _TRUTH for cell in present):
-            table.append([float(_TRUTH[cell]) if cell in _TRUTH else None for cell in column])
-        elif all(_NUMBER.fullmatch(cell) for cell in present):
-            whole = len(present) == len(column) and all(_INTEGER.fullmatch(cell) for cell in present)
-            table.append([None if cell in MISSING else int(cell) if whole else float(cell) for cell in column])
-        else:
-            table.append([None if cell in MISSING else cell for cell in column])
-    if not ordered:  # the evaluator's order of cells: its missing cells are NaN and sort as that text
+        texts = [row[index] if index < len(row) else "" for row in rows]
+        table.append(_typed_cells(texts))
+    if not ordered:
         for cells in table:
-            cells.sort(key=lambda cell: ("nan" if cell is None else str(cell), isinstance(cell, int | float)))
+            cells.sort(key=_unordered_key)
     return table
+
+
+def _typed_cells(texts: Sequence[str]) -> Column:
+    """The cells of a column: truth values as numbers, numbers, or texts; missing ones are None."""
+    present = [text for text in texts if text not in MISSING]
+    if present and all(text in _TRUTH for text in present):
+        return [float(_TRUTH[text]) if text in _TRUTH else None for text in texts]
+    if not all(_NUMBER.fullmatch(text) for text in present):
+        return [None if text in MISSING else text for text in texts]
+    is_whole = len(present) == len(texts) and all(_INTEGER.fullmatch(text) for text in present)
+    if is_whole:
+        return [int(text) for text in texts]
+    return [None if text in MISSING else float(text) for text in texts]
+
+
+def _unordered_key(cell: Cell) -> tuple[str, bool]:
+    """The evaluator's order of cells: its missing cells are NaN and sort as that text."""
+    return ("nan" if cell is None else str(cell), isinstance(cell, int | float))
 
 
 def _close(first: Cell, second: Cell) -> bool:

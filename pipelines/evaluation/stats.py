@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 CONFIDENCE = 0.95
-POWER, ALPHA = 0.8, 0.05  # of the comparisons that are planned: the power, and the size of their two-sided test
-Z_ALPHA, Z_BETA = NormalDist().inv_cdf(1 - ALPHA / 2), NormalDist().inv_cdf(POWER)
+POWER = 0.8  # power of the comparisons that are planned
+ALPHA = 0.05  # size of their two-sided test
+Z_ALPHA = NormalDist().inv_cdf(1 - ALPHA / 2)
+Z_BETA = NormalDist().inv_cdf(POWER)
 RESAMPLES = 2000
-MIN_CLUSTERS = 10  # with fewer, resampling whole databases gives intervals that are far too narrow
-EXACT_CLUSTERS = 12  # up to here all 2^m sign flips are enumerated
-FLIPS = 10_000  # that are drawn beyond it
+MIN_CLUSTERS = 10  # databases; resampling fewer of them gives intervals that are far too narrow
+EXACT_CLUSTERS = 12  # units up to which all 2^m sign flips are enumerated
+FLIPS = 10_000  # sign flips that are drawn for more units
 
 Method = Literal[
     "wilson",
@@ -42,24 +44,24 @@ Method = Literal[
 class Estimate:
     """A mean of scores in [0, 1] with its interval."""
 
-    value: float  # the mean.
+    value: float  # the mean
     # low, high: bounds of the 95 % interval.
     low: float
     high: float
-    n: int  # questions.
-    n_clusters: int  # databases that they are about.
-    method: Method  # how the interval was made.
+    n: int  # questions
+    n_clusters: int  # databases that they are about
+    method: Method  # method of the interval
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Paired:
     """The mean difference of two systems on the same questions."""
 
-    difference: float  # mean of after - before, in [-1, 1].
+    difference: float  # mean of after - before, in [-1, 1]
     # low, high: bounds of its 95 % interval.
     low: float
     high: float
-    p_permutation: float  # two-sided p-value of the sign-flip test, of the units of `flipped`.
+    p_permutation: float  # two-sided p-value of the sign-flip test over the units of `flipped`
     # n, n_clusters, method: as in `Estimate`.
     n: int
     n_clusters: int
@@ -96,16 +98,20 @@ def estimate(scores: Sequence[float], clusters: Sequence[Hashable], seed: int = 
     """
     if not scores:
         return None
-    n, groups = len(scores), _grouped(scores, clusters)
-    mean = math.fsum(scores) / n
+    n = len(scores)
+    groups = _grouped(scores, clusters)
+    total = math.fsum(scores)
     method: Method
     if min(scores) == max(scores) or (len(groups) < MIN_CLUSTERS and set(scores) <= {0.0, 1.0}):
-        method, (low, high) = "wilson", wilson(min(max(math.fsum(scores), 0.0), n), n)
+        method = "wilson"
+        low, high = wilson(min(max(total, 0.0), n), n)
     elif len(groups) < MIN_CLUSTERS:
-        method, (low, high) = "bootstrap by question", bootstrap([(score, 1) for score in scores], seed)
+        method = "bootstrap by question"
+        low, high = bootstrap([(score, 1) for score in scores], seed)
     else:
-        method, (low, high) = "bootstrap by database", bootstrap(groups, seed)
-    return Estimate(mean, low, high, n, len(groups), method)
+        method = "bootstrap by database"
+        low, high = bootstrap(groups, seed)
+    return Estimate(total / n, low, high, n, len(groups), method)
 
 
 def paired(
@@ -119,7 +125,8 @@ def paired(
     differences = [b - a for a, b in zip(before, after, strict=True)]
     if not differences:
         return None
-    n, groups = len(differences), _grouped(differences, clusters)
+    n = len(differences)
+    groups = _grouped(differences, clusters)
     by_database = len(groups) >= MIN_CLUSTERS
     units = groups if by_database else [(difference, 1) for difference in differences]
     mean = math.fsum(differences) / n
@@ -127,7 +134,9 @@ def paired(
     if min(differences) == max(differences):
         reach = wilson(0, n)[1]  # a bootstrap would be surer than so many questions allow
         scale = max(1.0, abs(mean))  # of counts, which may differ by more than a share
-        method, low, high = "wilson", max(mean - scale * reach, -scale), min(mean + scale * reach, scale)
+        method = "wilson"
+        low = max(mean - scale * reach, -scale)
+        high = min(mean + scale * reach, scale)
     else:
         method = "bootstrap by database" if by_database else "bootstrap by question"
         low, high = bootstrap(units, seed)
@@ -158,7 +167,8 @@ def bootstrap(
         means.append(sum(total for total, _ in resample) / sum(count for _, count in resample))
     means.sort()
     shares = (1 - confidence) / 2, (1 + confidence) / 2
-    low, high = (means[max(math.ceil(share * resamples) - 1, 0)] for share in shares)  # nearest-rank quantiles
+    # Nearest-rank quantiles.
+    low, high = (means[max(math.ceil(share * resamples) - 1, 0)] for share in shares)
     return low, high
 
 
@@ -212,10 +222,14 @@ def detectable(discordant: float, pairs: int) -> float | None:
     """
     if discordant <= 0 or _reach(discordant, discordant) > math.sqrt(pairs):
         return None
-    low, high = 0.0, discordant
-    for _ in range(60):  # the questions needed fall as the difference grows
+    low = 0.0
+    high = discordant
+    for _ in range(60):  # bisection: the questions needed fall as the difference grows
         middle = (low + high) / 2
-        low, high = (low, middle) if _reach(discordant, middle) <= math.sqrt(pairs) else (middle, high)
+        if _reach(discordant, middle) <= math.sqrt(pairs):
+            high = middle
+        else:
+            low = middle
     return high
 
 
@@ -231,7 +245,7 @@ STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-Scores = Mapping[str, tuple[str, float]]  # by question: its database, and the value of one run's answer
+Scores = Mapping[str, tuple[str, float]]  # database and value of one run's answer, by question
 
 
 def mean(runs: Sequence[Scores], seed: int = 0) -> Estimate | None:
@@ -252,29 +266,29 @@ def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0)
     Both have one run a seed, in the same order. The p-value is of the databases alone, as if other seeds would train
     the same policies.
     """
-    databases, rows, n_runs = _by_question(
-        [
-            {
-                question: (database, value - old[question][1])
-                for question, (database, value) in new.items()
-                if question in old
-            }
-            for old, new in zip(before, after, strict=True)
-        ]
-    )
+    differences: list[dict[str, tuple[str, float]]] = []
+    for old, new in zip(before, after, strict=True):
+        of_run = {}
+        for question, (database, value) in new.items():
+            if question in old:
+                of_run[question] = (database, value - old[question][1])
+        differences.append(of_run)
+    databases, rows, n_runs = _by_question(differences)
     averages = [math.fsum(row.values()) / len(row) for row in rows]
     plain = paired([0.0] * len(averages), averages, databases, seed)
     values = [value for row in rows for value in row.values()]
     if plain is None or n_runs == 1 or min(values) == max(values):
         return plain
     low, high, method = _interval(databases, rows, n_runs, seed)
-    total, most = math.fsum(values) / len(values), max(1.0, max(map(abs, values)))
-    low, high = max(low, -most), min(high, most)
-    return Paired(total, low, high, plain.p_permutation, plain.n, plain.n_clusters, method)
+    bound = max(1.0, max(map(abs, values)))
+    low = max(low, -bound)
+    high = min(high, bound)
+    mean_difference = math.fsum(values) / len(values)
+    return Paired(mean_difference, low, high, plain.p_permutation, plain.n, plain.n_clusters, method)
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """The sample deviation (n - 1) of a figure over seeds; None of fewer than two."""
+    """The sample deviation (n - 1) of a figure over seeds; None for fewer than two."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
@@ -301,21 +315,25 @@ def _interval(
     """The wider of two intervals of a mean: a bootstrap of databases and seeds, and Student's t over the seeds."""
     import numpy as np
 
-    # Units (databases, or questions where there are few of them) and runs are redrawn, each for itself.
+    # Units (databases, or questions if there are few of them) and runs are redrawn, each for itself.
     by_database = len(set(databases)) >= MIN_CLUSTERS
     names: Sequence[Hashable] = databases if by_database else range(len(rows))
-    place = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    totals, counts = np.zeros((len(place), n_runs)), np.zeros((len(place), n_runs))  # (units, runs)
+    unit_index = {name: index for index, name in enumerate(dict.fromkeys(names))}
+    totals = np.zeros((len(unit_index), n_runs))
+    counts = np.zeros((len(unit_index), n_runs))
     for name, row in zip(names, rows, strict=True):
         for number, value in row.items():
-            totals[place[name], number] += value
-            counts[place[name], number] += 1
+            totals[unit_index[name], number] += value
+            counts[unit_index[name], number] += 1
     low, high = crossed_bootstrap(totals, counts, seed)
-    by_run = [[row[number] for row in rows if number in row] for number in range(n_runs)]
-    means = [math.fsum(values) / len(values) for values in by_run]
+    means = []
+    for number in range(n_runs):
+        values = [row[number] for row in rows if number in row]
+        means.append(math.fsum(values) / len(values))
     half = student_t(n_runs) * statistics.stdev(means) / math.sqrt(n_runs)
     if 2 * half <= high - low:
-        return low, high, "bootstrap by database and seed" if by_database else "bootstrap by question and seed"
+        method: Method = "bootstrap by database and seed" if by_database else "bootstrap by question and seed"
+        return low, high, method
     centre = math.fsum(means) / n_runs
     return centre - half, centre + half, "Student's t over seeds"
 
@@ -332,7 +350,8 @@ def crossed_bootstrap(totals: Matrix, counts: Matrix, seed: int) -> tuple[float,
     units, runs = totals.shape
     of_units = draw.multinomial(units, np.full(units, 1 / units), RESAMPLES)
     of_runs = draw.multinomial(runs, np.full(runs, 1 / runs), RESAMPLES)
-    sums, sizes = ((of_units @ totals) * of_runs).sum(1), ((of_units @ counts) * of_runs).sum(1)
+    sums = ((of_units @ totals) * of_runs).sum(1)
+    sizes = ((of_units @ counts) * of_runs).sum(1)
     means = np.sort(sums[sizes > 0] / sizes[sizes > 0])
     low, high = (float(np.quantile(means, share, method="inverted_cdf")) for share in (0.025, 0.975))
     return low, high

@@ -17,7 +17,7 @@ from typing import Literal
 from pipelines.core.types import ExecutionResult, text_of
 from pipelines.recipe import config
 
-MAX_SUBSETS = 1000  # beyond this many k-subsets of the samples, so many are drawn by seed
+MAX_SUBSETS = 1000  # k-subsets of the samples; if there are more, so many are drawn by seed
 
 Form = Literal["set", "bag"]
 
@@ -26,10 +26,10 @@ Form = Literal["set", "bag"]
 class Candidate:
     """One sampled answer of a question."""
 
-    sample: int  # its index in the group.
-    signature: str | None  # of its result; None when it gave no usable result (no SQL, an error, a time-out).
-    empty: bool  # whether the result has no rows.
-    score: float  # of the answer, in [0, 1].
+    sample: int  # index in the group
+    signature: str | None  # signature of its result; None for no usable result (no SQL, an error, a time-out)
+    empty: bool  # whether the result has no rows
+    score: float  # score of the answer, in [0, 1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,16 +53,16 @@ PLAIN = Rule()  # every usable result votes, as the papers' "execution-result co
 class Vote:
     """How a vote went."""
 
-    winner: Candidate  # the candidate whose answer is given; the earliest one when nobody could vote.
-    tied: bool  # whether another group was as large.
+    winner: Candidate  # candidate whose answer is given; the earliest one when nobody could vote
+    tied: bool  # whether another group was as large
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Consensus:
     """Majority@k of one question, over all (or `MAX_SUBSETS` drawn) k-subsets of its samples."""
 
-    score: float  # mean score of the winners, in [0, 1].
-    tied: float  # share of the votes that were ties.
+    score: float  # mean score of the winners, in [0, 1]
+    tied: float  # share of the votes that were ties
 
 
 def signature(result: ExecutionResult, form: Form = "bag") -> str | None:
@@ -76,7 +76,7 @@ def signature(result: ExecutionResult, form: Form = "bag") -> str | None:
     """
     if not result.ok:
         return None
-    rows = ["\x1e".join(_canonical(cell) for cell in row) for row in result.rows]
+    rows = ["\x1e".join(map(_canonical, row)) for row in result.rows]
     text = "\x1d".join([str(len(result.columns)), *sorted(set(rows) if form == "set" else rows)])
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
@@ -101,10 +101,10 @@ def vote(candidates: Sequence[Candidate], rule: Rule = PLAIN) -> Vote:
     if not candidates:
         raise ValueError("a vote needs candidates")
     ordered = sorted(candidates, key=lambda candidate: candidate.sample)
-    groups: dict[str | None, list[Candidate]] = {}
     voters = [candidate for candidate in ordered if rule.failing == "vote" or candidate.signature is not None]
     if rule.empty == "last":
         voters = [candidate for candidate in voters if not candidate.empty] or voters
+    groups: dict[str | None, list[Candidate]] = {}
     for candidate in voters:
         groups.setdefault(candidate.signature, []).append(candidate)
     if not groups:

@@ -11,6 +11,7 @@ from pipelines.databases import card
 from pipelines.databases.named import OpenableDatabase
 from pipelines.evaluation import evaluate
 from pipelines.evaluation.paired_comparison import Comparison, compare
+from pipelines.evaluation.previews import preview_results
 from pipelines.evaluation.record import EpisodeRecord, Preview
 from pipelines.evaluation.summary import KS, Summary, summarise
 from pipelines.evaluation.voting import PLAIN, Rule
@@ -57,7 +58,7 @@ class ReportData:
     curves: Mapping[str, Sequence[Mapping[str, float]]] = dataclasses.field(default_factory=dict)
     pass_rates: tuple[float, ...] = ()  # the difficulty stage's pass rate of each scored question, in [0, 1].
     group: int | None = None  # rollouts behind each pass rate (G).
-    # first rows of results by (database id, SQL), for answers and gold queries (`evaluate.previews`).
+    # first rows of results by (database id, SQL), for answers and gold queries (`evaluation/previews.py`).
     results: Mapping[tuple[str, str], Preview] = dataclasses.field(default_factory=dict)
     # the run's settings, label and value ("recipe": "miniature", "seed": "0", ...).
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -108,7 +109,7 @@ def with_texts(data: ReportData, sql: SqlEngine, schema: Callable[[Database], Sc
         for record in system.records:
             if record.database in schemas and record.example_id in data.examples:
                 readable.append(record)
-    return dataclasses.replace(data, schemas=schemas, results=evaluate.previews(readable, data.examples, sql))
+    return dataclasses.replace(data, schemas=schemas, results=preview_results(readable, data.examples, sql))
 
 
 def schemas_by_card(sql: SqlEngine) -> Callable[[Database], Schema]:

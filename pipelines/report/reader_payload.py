@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipelines.core.types import HARDNESS_LEVELS, Example, ExecutionStatus, StopReason, Trajectory, Turn
-from pipelines.evaluation.evaluate import accepted
+from pipelines.evaluation.previews import preview_accepted
 from pipelines.evaluation.record import EpisodeRecord, Preview
 from pipelines.report.data import ReportData
 from pipelines.sql.diagnoses import ERROR_CLASSES
@@ -137,7 +137,7 @@ def _details(episode: _Episode, data: ReportData) -> dict[str, Any]:
 
 
 def _question(example: Example, results: Mapping[tuple[str, str], Preview]) -> dict[str, Any]:
-    gold_result = results.get((example.database.id, example.gold_sql)) or accepted(example)
+    gold_result = results.get((example.database.id, example.gold_sql)) or preview_accepted(example)
     return {
         "id": example.id,
         "text": _cut(example.question),

@@ -13,6 +13,7 @@ from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.evaluation import evaluate, summary
+from pipelines.evaluation.error_analysis import Schemas
 from pipelines.evaluation.metrics import execution_accuracy, unbroken, value_of
 from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.record_files import RECORDS, SELECTED, SINGLE_TURN, EvaluatedEpisode
@@ -280,7 +281,7 @@ class Judge:
 
     recipe: Recipe
     sql: SqlEngine
-    schema: evaluate.Schemas
+    schema: Schemas
     gold_schemas: Mapping[str, SchemaItems] | None
 
     def __call__(

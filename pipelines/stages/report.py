@@ -12,14 +12,14 @@ from pipelines.core.files import read_json, read_lines, write_json
 from pipelines.core.frames import DATA
 from pipelines.core.types import Trajectory
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.evaluation.record_files import SELECTED, SINGLE_TURN
+from pipelines.evaluation.record_files import SELECTED, SINGLE_TURN, read_records
 from pipelines.evaluation.voting import Rule
 from pipelines.recipe import deviations
 from pipelines.recipe.config import Recipe, Source
 from pipelines.report import writer
 from pipelines.report.data import ReportData, System, with_texts
 from pipelines.report.formats import ReportTable, TableColumn
-from pipelines.stages.answer_latency import EFFICIENCY
+from pipelines.stages.answer_latency import EFFICIENCY, answer_costs, read_latencies
 from pipelines.stages.context import Context, examples
 from pipelines.stages.evaluation_texts import count_left_out
 

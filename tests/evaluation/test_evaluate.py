@@ -28,6 +28,7 @@ from pipelines.core.types import (
 from pipelines.evaluation import evaluate
 from pipelines.evaluation.metrics import value_of
 from pipelines.evaluation.paired_comparison import Question, common_names, compare, matched
+from pipelines.evaluation.previews import preview_results
 from pipelines.evaluation.record import EpisodeRecord, text_digest
 from pipelines.evaluation.stats import pairs_needed
 from pipelines.evaluation.summary import Summary, summarise
@@ -146,15 +147,15 @@ def test_previews_show_the_first_rows_of_wrong_answers_and_their_gold(judge, har
     wrong = "SELECT cargo FROM visits ORDER BY visit_id DESC"
     records = judge(episode(wrong), episode(GOLD), episode("SELECT nme FROM ships"))
     example = Example("q", "?", harbour, GOLD, hardness="easy")
-    found = evaluate.previews(records, {"q": example}, engine)
+    found = preview_results(records, {"q": example}, engine)
     assert set(found) == {("harbour", wrong), ("harbour", GOLD)}
     assert found["harbour", GOLD].rows == (("Aurora",), ("Dunlin",))
     assert found["harbour", wrong].rows[0] == ("NULL",)
     assert (len(found["harbour", wrong].rows), found["harbour", wrong].total) == (8, 8)
     unclassed = [dataclasses.replace(one, diagnosis=None) for one in records]
-    assert evaluate.previews(unclassed, {"q": example}, engine) == found  # wrong by a result file: of no class
+    assert preview_results(unclassed, {"q": example}, engine) == found  # wrong by a result file: of no class
     gone = [dataclasses.replace(one, final_sql="SELECT no_more FROM visits") for one in records]
-    assert set(evaluate.previews(gone, {"q": example}, engine)) == {("harbour", GOLD)}
+    assert set(preview_results(gone, {"q": example}, engine)) == {("harbour", GOLD)}
 
 
 def test_a_bare_prediction_is_a_trajectory_of_one_turn():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipelines.core import frames, types
 from pipelines.core.files import read_lines
 from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
-from pipelines.evaluation import evaluate, result_files
+from pipelines.evaluation import previews, result_files
 from pipelines.evaluation.voting import signature
 from pipelines.protocols import observations
 from pipelines.sql.schema import Column, Schema, Table, literal, render
@@ -35,7 +35,7 @@ def use(value, folder):
     brief = observations.text_table(result, 10, 24, 400, brief=True)
     told = observations.json_text(observations.json_records(result, 10, 200, 8000))
     json.loads(told)
-    (folder / "page.json").write_text(json.dumps([evaluate._cell(value), literal(value)]), encoding="utf-8")
+    (folder / "page.json").write_text(json.dumps([previews._cell_text(value), literal(value)]), encoding="utf-8")
     turn = Turn("t", Action(ActionKind.SQL, "SELECT 1"), shown, ExecutionStatus.OK, n_rows=2)
     told_turns = (turn, dataclasses.replace(turn, observation=told))
     trajectory = Trajectory("e", 0, "p", "react", (), told_turns, None, StopReason.TURN_LIMIT)

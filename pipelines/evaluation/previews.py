@@ -1,0 +1,56 @@
+"""The first rows of results, for the reader of a report."""
+
+from collections.abc import Mapping, Sequence
+
+from pipelines.core.types import Database, Example, Scalar, escape_surrogates, text_of
+from pipelines.evaluation.record import EpisodeRecord, Preview
+from pipelines.sql.engine import SqlEngine
+
+PREVIEW_ROWS = 8
+CELL_CHARS = 80
+
+
+def preview_results(
+    records: Sequence[EpisodeRecord], examples: Mapping[str, Example], sql: SqlEngine
+) -> dict[tuple[str, str], Preview]:
+    """The first rows of wrong greedy answers and of their gold queries, by (database id, SQL)."""
+    n_rows: dict[tuple[Database, str], int] = {}
+    for record in records:
+        if record.mode != "greedy" or not record.executable or not _is_wrong(record):
+            continue
+        example = examples[record.example_id]
+        n_rows[example.database, record.final_sql or ""] = record.n_rows
+        if example.gold_sql:
+            n_rows[example.database, example.gold_sql] = record.gold_rows
+    previews = {}
+    results = sql.execute_many(list(n_rows), PREVIEW_ROWS)
+    for (database, text), result in zip(n_rows, results, strict=True):
+        if result.ok:
+            columns = tuple(map(_cell_text, result.columns))
+            rows = tuple(tuple(map(_cell_text, row)) for row in result.rows)
+            previews[database.id, text] = Preview(columns, rows, n_rows[database, text])
+    return previews
+
+
+def _is_wrong(record: EpisodeRecord) -> bool:
+    return not record.broken and any(score != 1.0 for score in record.scores.values())
+
+
+def preview_accepted(example: Example) -> Preview | None:
+    """The first rows of the first accepted result of a question that result files decide; None for any other."""
+    gold = example.annotations.gold_results
+    if gold is None:
+        return None
+    header, *rows = gold["results"][0]
+    first_rows = []
+    for row in rows[:PREVIEW_ROWS]:
+        first_rows.append(tuple(_cell_text(cell or None) for cell in row))
+    return Preview(tuple(header), tuple(first_rows), len(rows))
+
+
+def _cell_text(value: Scalar) -> str:
+    if value is None:
+        return "NULL"
+    text = value.hex() if isinstance(value, bytes) else text_of(value)
+    text = escape_surrogates(text)
+    return text if len(text) <= CELL_CHARS else text[: CELL_CHARS - 1] + "…"
