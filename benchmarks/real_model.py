@@ -38,7 +38,7 @@ from pipelines.stages import graph
 from pipelines.stages.context import Silent, checkpoint_of
 
 QUESTIONS = 64  # of the evaluation's arms
-STEPS = 3  # measured optimiser steps of SFT
+STEPS = 2  # measured optimiser steps of SFT
 WARM_UP = 1  # steps before them, which allocate
 TRL_MICRO_BATCH = 8  # rows of TRL's forward: more do not fit 16 GiB
 ARMS = {
