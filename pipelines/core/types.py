@@ -437,12 +437,7 @@ def gold_queries(row: Any, *names: str) -> tuple[str, dict[str, Any]]:
     """The gold query of a row, and the `meta` of its example, which has the further ones of several (`GOLD_SQLS`)."""
     listed = row.get(GOLD_SQLS) if isinstance(row, dict) else None
     if listed is None:
-        first = text_field(row, *names)
-        queries = {row[name].strip() for name in names if isinstance(row.get(name), str)} - {""}
-        if len(queries) > 1:
-            filled = " and ".join(name for name in names if row.get(name))
-            raise BadRow("two_queries", f"{filled} hold different queries, and one is meant")
-        return first, {}
+        return text_field(row, *names), {}
     if not isinstance(listed, list) or not listed:
         raise BadRow("wrong_type", f"{GOLD_SQLS} is no list of queries")
     texts = [text_field({GOLD_SQLS: text}, GOLD_SQLS) for text in listed]

@@ -64,17 +64,6 @@ def test_quotes_within_a_cell_close_nothing_and_a_row_with_an_unquoted_comma_is_
         read(folder / "own.csv")
 
 
-def test_a_row_with_two_different_queries_is_set_aside(folder):
-    rows = "a,SELECT 1,SELECT 2\nb,SELECT 1, SELECT 1\nc,,SELECT 3\n"
-    (folder / "own.csv").write_text(f"question,sql,query\n{rows}")
-    loaded = read(folder / "own.csv", database="shop.sqlite")
-    assert [(example.question, example.gold_sql) for example in loaded.examples] == [
-        ("b", "SELECT 1"),
-        ("c", "SELECT 3"),
-    ]
-    assert [(row.row, row.reason) for row in loaded.quarantine] == [("own.csv:2", "two_queries")]
-
-
 @pytest.mark.parametrize("sign", [",", ";", "\t"])
 def test_a_csv_file_is_read_by_its_header_whatever_parts_its_cells(folder, sign):
     lines = [
