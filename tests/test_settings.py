@@ -77,6 +77,7 @@ GIVEN = {
     "protocol.options": {"scout": True},
     "data.test.equality": "bird",
     "data.test.equalities": ["bird"],
+    "grpo.loss": "dr_grpo",
     "rewards.term": "skyrl",
     "rewards.options": {"easy": 1},
     "model.lora.rank": 8,

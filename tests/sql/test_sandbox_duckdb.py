@@ -87,14 +87,10 @@ def test_a_statement_that_lacks_what_other_databases_took_is_run_again_without_t
     assert result.rows == ((400_000 * 10 * 32,),)
 
 
-@pytest.mark.parametrize("memory_mb", [8, 32])
-def test_what_is_out_of_memory_is_not_called_corrupt(duckdb_shop, memory_mb):
-    with SqlEngine(Limits(timeout_s=120, memory_mb=memory_mb), workers=1) as engine:
+def test_what_is_out_of_memory_is_not_called_corrupt(duckdb_shop):
+    with SqlEngine(Limits(timeout_s=120, memory_mb=8), workers=1) as engine:
         (verdict,) = engine.verdicts([Pair(duckdb_shop, "SELECT 1", "SELECT 1")], ["strict"])
-    if memory_mb == 32 and verdict.error_class is None:  # some machines do with so little
-        assert verdict.scores == {"strict": 1.0}
-    else:
-        assert (verdict.broken, verdict.error_class) == (True, "memory_limit")
+    assert (verdict.broken, verdict.error_class) == (True, "memory_limit")
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 100, 20_000])
