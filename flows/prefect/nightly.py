@@ -64,7 +64,7 @@ def retrain(
             context = NightContext(recipe, split_store(changes)[0], loaded, opened, make, contracts.check)
             try:
                 line = run_night(context, day)
-            except NightInProgress as error:  # one night at a time, by a lock that dies with its holder
+            except NightInProgress as error:  # a lock, which dies with its holder, lets one night run at a time
                 return Cancelled(message=str(error))
             except DataError as error:
                 if any(row.get("decision") == "refused" for row in ledger.lines()[before:]):

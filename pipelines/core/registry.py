@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 # Kinds whose implementation is more than a function: the function together with its traits.
 
-# Analyses of an outcome that a reward term may need: tables and columns of both queries; the gold schema; token pairs
-# of both queries; Spider's level of the gold query.
+# Analyses of an outcome that a reward term may need: the tables and columns of both queries, the gold schema, the
+# token pairs of both queries, and Spider's level of the gold query.
 ANALYSES = frozenset({"schema", "gold_schema", "bigrams", "level"})
 
 
@@ -61,7 +61,7 @@ class Reader(NamedTuple):
 
     read: Callable[..., Any]  # (source, seed, root) -> the `Loaded` questions.
     # source -> the paths that decide what it reads, databases among them, there or not: stage keys hold their digests.
-    # None stands for every file under the source's path.
+    # Without this function every file under the source's path decides.
     files: Callable[[Any], Iterator[Path]] | None = None
     addresses: Callable[[Any], Iterator[str]] | None = None  # source -> the servers that its questions name.
     equality: str | None = None  # the equality that the benchmark is published with.

@@ -276,7 +276,8 @@ _declare("tokens_out", cost, "tokens out", "mean generated tokens")
 # Thinking blocks are counted together (SQL-Trail, figure 5).
 _declare("reasoning_chars", cost, "reasoning", "mean characters of thinking", measure="reasoning")
 _declare("format", mean_by_question, "well-formed", "episodes whose every turn is well-formed", field="well_formed")
-_declare(  # of the questions with an answer: SkyRL-SQL (6.1, observation 4) calls such an agent overconfident
+# SkyRL-SQL (6.1, observation 4) calls an agent overconfident that answers by a single statement.
+_declare(
     "single_statement",
     mean_by_question,
     "single",

@@ -133,7 +133,7 @@ def paired(
     method: Method
     if min(differences) == max(differences):
         reach = wilson(0, n)[1]  # a bootstrap would be surer than so many questions allow
-        scale = max(1.0, abs(mean))  # of counts, which may differ by more than a share
+        scale = max(1.0, abs(mean))  # counts may differ by more than a share does
         method = "wilson"
         low = max(mean - scale * reach, -scale)
         high = min(mean + scale * reach, scale)

@@ -39,7 +39,7 @@ class OpenedEvaluation:
 
     recipe: Recipe
     store: Store
-    answerer: Answerer | None  # None evaluates the recipe's own checkpoints
+    answerer: Answerer | None  # the policy to evaluate; None for the recipe's own checkpoints
 
 
 def open_evaluation(request: EvaluationRequest, say: Callable[[str], None]) -> OpenedEvaluation:

@@ -96,7 +96,7 @@ class CallEstimate:
     """
 
     questions: int
-    episodes: Mapping[str, int]  # by pass
+    episodes: Mapping[str, int]  # numbers of episodes, keyed by pass
     calls: int
     tokens_in: int
     tokens_out: int

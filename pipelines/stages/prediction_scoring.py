@@ -105,7 +105,7 @@ class PredictionScorer:
     equalities: Sequence[str]
     items: Sequence[GoldQuery]
     predictions: Predictions
-    databases: Mapping[str, Database]  # by id
+    databases: Mapping[str, Database]  # databases, keyed by id
     sql: SqlEngine
 
     def score(self, progress: Progress) -> PredictionScore:

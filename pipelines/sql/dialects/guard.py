@@ -226,7 +226,7 @@ def _width(tokens: Sequence[tuple[str, str]], engine: str) -> float:
     """Characters that the calls of `_WIDTHS` make of one, all together; infinite if a width is no number."""
     repeated = 1.0
     padded = 1.0
-    calls = [_Call("", [[]])]  # one for each open bracket
+    calls = [_Call("", [[]])]  # open brackets, the innermost last
     for kind, word in tokens:
         call = calls[-1]
         if kind != "sign" or word not in "(,)" or (word == ")" and len(calls) == 1):
