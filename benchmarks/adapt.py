@@ -1,7 +1,7 @@
 """Does a model learn one's own database? The example shop, its 192 questions, and 40 in a person's words.
 
     python benchmarks/adapt.py --store build/adapt
-    python benchmarks/adapt.py --store build/adapt --models tiny smollm2 CHECKPOINT
+    python benchmarks/adapt.py --store build/adapt --model tiny --model smollm2 --model CHECKPOINT
 
 For each model (tiny: the tiny model from scratch; else a name of conf/models, a folder, a GGUF file or a hub name) it
 connects the example (`sqltrain connect --example`), takes the sampled values out of its card (most of a prompt of the
@@ -85,7 +85,7 @@ def main() -> None:
     """Adapt each model, ask it a person's questions, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path, default=Path("store/adapt"), help="a folder for each model's work")
-    parser.add_argument("--models", nargs="+", default=[TINY], help="models to adapt, tiny for the one from scratch")
+    parser.add_argument("--model", action="append", help="a model to adapt, repeatable; tiny (default): from scratch")
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE of the recipe, such as seed=1 or grpo.steps=40")
     options = parser.parse_intermixed_args()
     held_out = [
@@ -93,7 +93,7 @@ def main() -> None:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     people = ["| model | checkpoint | a person's questions | EX greedy |", "|---|---|---:|---:|"]
-    for number, model in enumerate(options.models):
+    for number, model in enumerate(options.model or [TINY]):
         path = Path(model).expanduser()
         source = str(path.resolve()) if path.exists() else model
         shop = Shop(options.store.resolve() / f"{number}_{path.name}")
