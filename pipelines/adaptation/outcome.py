@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.core.types import HARDNESS_LEVELS, Example
+from pipelines.core.types import HARDNESS_LEVELS, Example, shortened
 from pipelines.databases.of_recipe import schemas
 from pipelines.evaluation.metrics import unbroken
 from pipelines.evaluation.paired_comparison import compare
@@ -152,17 +152,16 @@ def failure_table(questions: Mapping[str, Example], after: Records, equality: st
         if record.diagnosis is not None:
             why = record.diagnosis.error.replace("_", " ")
         row = (
-            _shortened(question.question),
+            _in_one_line(question.question),
             record.hardness,
             why,
-            _shortened(record.final_sql or ""),
-            _shortened(question.gold_sql),
+            _in_one_line(record.final_sql or ""),
+            _in_one_line(question.gold_sql),
         )
         rows.append(row)
     note = f"{len(rows)} of {len(after)} held-out questions."
     return ReportTable(FAILED, "Still failed", columns, tuple(rows), note)
 
 
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= MAX_TEXT_CHARS else f"{line[: MAX_TEXT_CHARS - 1]}…"
+def _in_one_line(text: str) -> str:
+    return shortened(" ".join(text.split()), MAX_TEXT_CHARS)

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, check_address, source_folder
 from pipelines.core.registry import reader
-from pipelines.core.types import BadRow, Database, Example, text_field
+from pipelines.core.types import BadRow, Database, Example, shortened, text_field
 from pipelines.recipe.config import Section, Source
 from pipelines.sql.dialects.dialect import engine_of_address
 
@@ -133,8 +133,6 @@ def columns_described(path: Path) -> Iterator[tuple[str, str]]:
             description = cells.get(field, "")
             if description and description.lower() != column.lower() and description not in descriptions:
                 descriptions.append(description)
-        meaning = "; ".join(descriptions)
-        if len(meaning) > DESCRIPTION_CHARS:
-            meaning = meaning[: DESCRIPTION_CHARS - 1] + "…"
+        meaning = shortened("; ".join(descriptions), DESCRIPTION_CHARS)
         if column and meaning:
             yield column, meaning

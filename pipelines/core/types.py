@@ -389,6 +389,11 @@ def text_of(value: object) -> str:
         return f"a {type(value).__name__} that cannot be shown"
 
 
+def shortened(text: str, max_chars: int) -> str:
+    """A text of at most so many characters; an ellipsis stands for what is cut off."""
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
+
+
 def escape_surrogates(text: str) -> str:
     r"""The text with half characters as their escapes (`\ud800`), so that a file takes it."""
     return text.encode("utf-8", "backslashreplace").decode()

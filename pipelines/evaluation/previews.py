@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from pipelines.core.types import Database, Example, Scalar, escape_surrogates, text_of
+from pipelines.core.types import Database, Example, Scalar, escape_surrogates, shortened, text_of
 from pipelines.evaluation.record import EpisodeRecord, Preview
 from pipelines.sql.engine import SqlEngine
 
@@ -52,5 +52,4 @@ def _cell_text(value: Scalar) -> str:
     if value is None:
         return "NULL"
     text = value.hex() if isinstance(value, bytes) else text_of(value)
-    text = escape_surrogates(text)
-    return text if len(text) <= CELL_CHARS else text[: CELL_CHARS - 1] + "…"
+    return shortened(escape_surrogates(text), CELL_CHARS)

@@ -12,6 +12,7 @@ from pipelines.benchmarks import downloads
 from pipelines.benchmarks.downloads import BenchmarkDownload, Health
 from pipelines.core.errors import DataError
 from pipelines.core.files import write_atomic, writing_to
+from pipelines.core.types import shortened
 from pipelines.databases import card
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Execution
@@ -87,10 +88,7 @@ def _finding_lines(name: str, health: Health, published: BenchmarkDownload) -> I
     for reason, number in health.bad.items():
         yield f"  {number:,} with {reason.replace('_', ' ')}"
     for example in health.shown:
-        line = plain(example)
-        if len(line) > LINE_CHARS:
-            line = f"{line[: LINE_CHARS - 1]}…"
-        yield f"    {line}"
+        yield f"    {shortened(plain(example), LINE_CHARS)}"
     is_short = published.questions is not None and health.rows < published.questions
     if published.get and (is_short or "missing_database" in health.bad):
         yield f"what is missing: {published.get}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, Schemas, all_items
 from pipelines.benchmarks.prompt_schema import with_linked_schema as link_shown
-from pipelines.core.types import Database, Example, ExecutionResult, Message, Outcome, SchemaItems
+from pipelines.core.types import Database, Example, ExecutionResult, Message, Outcome, SchemaItems, shortened
 from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import Link
 from pipelines.endpoints.answers import valid_text
@@ -104,8 +104,7 @@ def check_pairs(askers: Sequence[Asker], examples: Sequence[Example], schemas: S
 
 
 def _reason(value: Mapping[str, Any]) -> str:
-    text = " ".join(str(value.get("reason", "")).split())
-    return text if len(text) <= REASON_CHARS else f"{text[: REASON_CHARS - 1]}…"
+    return shortened(" ".join(str(value.get("reason", "")).split()), REASON_CHARS)
 
 
 def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:

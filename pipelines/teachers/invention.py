@@ -12,7 +12,7 @@ from pipelines.core.errors import DataError
 from pipelines.core.files import write_atomic, writing_to
 from pipelines.core.store import Store
 from pipelines.core.text_files import read_text
-from pipelines.core.types import Example
+from pipelines.core.types import Example, shortened
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
 from pipelines.endpoints.asker import Asker
@@ -168,7 +168,7 @@ def _read_log(log: Path, openable: OpenableDatabase, say: Say) -> Sequence[Logge
     read = invent.read_log(read_text(log, LOG_HINT), openable.database.engine)
     for query in read.unreadable:
         reason = "a quote or a comment is never closed"
-        say(f"{log}, line {query.line} is left out, for {reason}: {_shortened(query.sql)}")
+        say(f"{log}, line {query.line} is left out, for {reason}: {_in_one_line(query.sql)}")
     if read.repeats:
         say(f"{log} has {read.repeats} statements more than once; each is tried once")
     if not read.queries:
@@ -176,10 +176,9 @@ def _read_log(log: Path, openable: OpenableDatabase, say: Say) -> Sequence[Logge
     return read.queries
 
 
-def _shortened(sql: str) -> str:
+def _in_one_line(sql: str) -> str:
     """The beginning of a query, in one line."""
-    line = plain(" ".join(sql.split()))
-    return line if len(line) <= MAX_QUERY_CHARS else f"{line[: MAX_QUERY_CHARS - 1]}…"
+    return shortened(plain(" ".join(sql.split())), MAX_QUERY_CHARS)
 
 
 def _require_writable(out: Path) -> None:
