@@ -17,6 +17,7 @@ from pipelines.rollout.checkpoint_files import (
     network_of,
     require_adapters,
     require_checkpoint,
+    require_finite_files,
     tokenizer_of,
     weight_files,
 )
@@ -83,6 +84,7 @@ def _adapter_files(lineage: Lineage) -> list[Path]:
 def _weight_files(lineage: Lineage) -> list[Path]:
     """The settings and the safetensors of a checkpoint."""
     require_checkpoint(lineage.folder)
+    require_finite_files(lineage.folder)
     weights = weight_files(lineage.folder)
     files = [*_files(lineage.folder, SETTINGS), *weights]
     if weights and not (lineage.folder / SINGLE).is_file():

@@ -171,16 +171,19 @@ def _stored_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
     from safetensors import safe_open
 
     for path in weight_files(folder):
-        if path.suffix == ".safetensors":
-            with safe_open(path, "pt") as tensors:
-                for tensor in tensors.keys():  # noqa: SIM118 (it is no mapping)
-                    yield tensor, tensors.get_tensor(tensor)
+        with safe_open(path, "pt") as tensors:
+            for tensor in tensors.keys():  # noqa: SIM118 (it is no mapping)
+                yield tensor, tensors.get_tensor(tensor)
 
 
 def require_checkpoint(folder: Path) -> None:
     """Hold a folder's tensors, by their names, shapes and types, against its architecture and its tokenizer."""
     network = network_of(str(folder), **({"device_map": "meta"} if weight_files(folder) else {}))
     require_rows(str(folder), network, tokenizer_of(str(folder)))
+
+
+def require_finite_files(folder: Path) -> None:
+    """Refuse a folder whose safetensors hold NaN or infinity; it reads all of them."""
     _require_finite(str(folder), _stored_tensors(folder))
 
 
