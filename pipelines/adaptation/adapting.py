@@ -30,7 +30,6 @@ from pipelines.stages import graph
 
 Say = Callable[[str], None]
 Results = Mapping[str, graph.StageResult]  # finished stages by name
-Checkpoint = UntrainedModel | Champion | Challenger
 
 
 @dataclass(frozen=True)
