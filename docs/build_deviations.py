@@ -4,16 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipelines.recipe import deviations
-from pipelines.recipe.deviations import Deviation
+from pipelines.recipe.deviations import PAPERS, Deviation
 
 PAGE = Path(__file__).resolve().parent / "reference" / "deviations.md"
-PAPERS = {
-    "sql_trail": "SQL-Trail",
-    "trust_sql": "TRUST-SQL",
-    "reasoning_sql": "Reasoning-SQL",
-    "skyrl_sql": "SkyRL-SQL",
-    "mtir_sql": "MTIR-SQL",
-}
 INTRO = """# Where recipes deviate from their papers
 
 This page is written by `python docs/build_deviations.py` from `conf/deviations/`; a test compares the two, resolves

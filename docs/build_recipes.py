@@ -8,17 +8,11 @@ from typing import Any
 
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
+from pipelines.recipe.deviations import PAPERS
 
 PAGE = Path(__file__).resolve().parent / "reference" / "recipes.md"
 PAPER_PAGES = PAGE.parent / "papers"
 MARKS = ("<!-- recipe: begin -->", "<!-- recipe: end -->")
-PAPERS = {
-    "sql_trail": "SQL-Trail",
-    "trust_sql": "TRUST-SQL",
-    "reasoning_sql": "Reasoning-SQL",
-    "skyrl_sql": "SkyRL-SQL",
-    "mtir_sql": "MTIR-SQL",
-}
 # Each row of the tables: what it is, and the key that holds it. A stage that a recipe leaves out shows a dash.
 FACTS: dict[str, tuple[tuple[str, str], ...]] = {
     "Model": (("base model", "model.source"),),

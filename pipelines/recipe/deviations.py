@@ -19,6 +19,13 @@ from pipelines.recipe.yaml_files import parse_value, read_yaml
 
 FOLDER = recipes.CONF / "deviations"
 SHARED = "shared"
+PAPERS = {  # names of the papers for people
+    "sql_trail": "SQL-Trail",
+    "trust_sql": "TRUST-SQL",
+    "reasoning_sql": "Reasoning-SQL",
+    "skyrl_sql": "SkyRL-SQL",
+    "mtir_sql": "MTIR-SQL",
+}
 KINDS = {
     "silent": "the paper does not say",
     "contradiction": "the paper says two things",
