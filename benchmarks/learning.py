@@ -28,6 +28,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from page_sections import write_section
+
 from pipelines.core.store import Store
 from pipelines.evaluation import stats
 from pipelines.evaluation.measures import FinishedEvaluation, measure
@@ -257,7 +259,7 @@ def main() -> None:
         lines.append(f"| {name} | {', '.join(ARMS[name].spends)} | {took} |")
     print("\n".join(lines))
     _write_data(options.table, lines)
-    _write_page(options.table, lines)
+    write_section(PAGE, options.table, "\n".join(page_lines(lines)))
 
 
 def long_rows(name: str, lines: Sequence[str]) -> list[tuple[str, str, str, str]]:
@@ -294,15 +296,6 @@ def page_lines(lines: Sequence[str]) -> list[str]:
     third = list(lines).index("", second + 1)
     accuracies = ["|".join(line.split("|")[:4]) + "|" for line in lines[:second]]
     return [*accuracies, *lines[second:third]]
-
-
-def _write_page(name: str, lines: Sequence[str]) -> None:
-    """Replace one table of the page; a page without its markers gets it at the end."""
-    page = PAGE.read_text(encoding="utf-8")
-    begin, end = (f"<!-- {name}: {at} -->" for at in ("begin", "end"))
-    head, _, rest = page.partition(begin)
-    text = "\n".join(page_lines(lines))
-    PAGE.write_text(f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 import torch
+from page_sections import write_section
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -30,7 +31,6 @@ from pipelines.training import packing
 from pipelines.training.fused_head import FusedHead, patch_trl_lm_head
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "results" / "gpu.md"
-BEGIN, END = "<!-- loss step: begin -->", "<!-- loss step: end -->"
 WIDTH, PROMPT, MOST = 64, 64, 6 << 30
 TRL_TILE = 4096  # tokens
 
@@ -117,9 +117,7 @@ def main() -> None:
     text = table({tokens: measure(tokens, options.vocabulary) for tokens in options.tokens})
     print(text)
     if options.write:
-        page = PAGE.read_text(encoding="utf-8")
-        before, _, rest = page.partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        write_section(PAGE, "loss step", text)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ from typing import Any
 
 os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
 
+from page_sections import write_section
+
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
@@ -182,7 +184,7 @@ def speed(options: argparse.Namespace) -> None:
         ratios.append(
             f"By {clock}: SFT {sft_ratio:.2f} times TRL's, an evaluation {evaluation_ratio:.2f} times faster."
         )
-    write_section("speed", "\n".join([*lines, "", *ratios]))
+    print_section("speed", "\n".join([*lines, "", *ratios]))
 
 
 def one_arm(options: argparse.Namespace) -> None:
@@ -218,7 +220,7 @@ def run(options: argparse.Namespace) -> None:
             "more SFT": more_sft["evaluate_sft"],
             "GRPO": trained["evaluate_grpo"],
         }
-        write_section(f"seed {seed}", compare(systems, options.out / f"seed{seed}-tables"))
+        print_section(f"seed {seed}", compare(systems, options.out / f"seed{seed}-tables"))
 
 
 def doses(options: argparse.Namespace) -> None:
@@ -232,7 +234,7 @@ def doses(options: argparse.Namespace) -> None:
         folders = made(recipe, store, "evaluate_sft")
         keep(folders, options.out / f"dose{dose}")
         systems[f"{dose} demonstrations"] = folders["evaluate_sft"]
-    write_section("doses", compare(systems, options.out / "doses-tables"))
+    print_section("doses", compare(systems, options.out / "doses-tables"))
 
 
 def compare(systems: dict[str, Path], out: Path) -> str:
@@ -248,16 +250,10 @@ def compare(systems: dict[str, Path], out: Path) -> str:
     return (out / "tables.md").read_text(encoding="utf-8")
 
 
-def write_section(name: str, text: str) -> None:
-    """Print a section of the page, and put it between the page's markers of that name."""
+def print_section(name: str, text: str) -> None:
+    """Print a section of the page, and write it there."""
     print(text)
-    page = PAGE.read_text(encoding="utf-8")
-    begin = f"<!-- {name}: begin -->"
-    end = f"<!-- {name}: end -->"
-    head, found, rest = page.partition(begin)
-    if not found:
-        head = f"{page.rstrip()}\n\n"
-    PAGE.write_text(f"{head}{begin}\n\n{text.strip()}\n\n{end}{rest.partition(end)[2]}\n", encoding="utf-8")
+    write_section(PAGE, name, f"\n{text.strip()}\n")
 
 
 def keep(folders: dict[str, Path], out: Path) -> None:

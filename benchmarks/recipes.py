@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from page_sections import write_section
+
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
@@ -109,15 +111,6 @@ def interval(figures: dict[str, float], name: str) -> str:
     return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * figures[f"{name}{end}"] for end in ("", "_low", "_high")))
 
 
-def put(lines: Sequence[str], what: str) -> None:
-    """Write the table into the page."""
-    begin, end = f"<!-- {what}: begin -->", f"<!-- {what}: end -->"
-    page = PAGE.read_text(encoding="utf-8")
-    head, _, rest = page.partition(begin)
-    body = "\n".join(lines)
-    PAGE.write_text(f"{head}{begin}\n{body}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
-
-
 def main() -> None:
     """Run what is missing, print the table, and put it into the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -142,7 +135,7 @@ def main() -> None:
     )
     print("\n".join(lines))
     if not options.no_page:
-        put(lines, "spider" if options.spider else "miniature")
+        write_section(PAGE, "spider" if options.spider else "miniature", "\n".join(lines))
 
 
 if __name__ == "__main__":
