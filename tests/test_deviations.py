@@ -49,7 +49,7 @@ def test_every_named_test_is_there():
 def test_every_condition_is_a_setting():
     """A condition that is none would never hold."""
     for paper, each in ALL:
-        recipes.load(paper, each.when)
+        assert recipes.load(paper, each.when).paper == paper
 
 
 def test_no_two_of_a_paper_say_the_same():
