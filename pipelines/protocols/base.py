@@ -129,7 +129,7 @@ class Protocol(abc.ABC):
 
     def _rendered_schema(self, example: Example, schema: Schema, keep: SchemaItems | None = None) -> str:
         """The tables and columns as the prompt writes them, or only some of them."""
-        style: Style = "compact" if self.brief else "ddl"
+        style: Style = "compact" if self.brief else self.config.schema_style
         return observations.defuse(render(prompt_schema.with_question_values(example, schema), style, keep))
 
     @abc.abstractmethod

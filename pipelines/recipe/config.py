@@ -43,6 +43,11 @@ def _beside(**defaults: Any) -> pydantic.BeforeValidator:
     return pydantic.BeforeValidator(lambda given: {**defaults, **given} if isinstance(given, Mapping) else given)
 
 
+def _omit(default: Any) -> Any:
+    """A setting younger than some stores: what equals the default is left out of keys, so that their stages stay."""
+    return pydantic.Field(exclude_if=lambda value: value == default)
+
+
 def _refuse(flag: str, reason: str) -> pydantic.AfterValidator:
     """A check of an equality's name: one with the flag is refused."""
 
@@ -142,9 +147,7 @@ class Sft(Section):
     # common property of a micro-batch's samples: their `length`, or the `prefix` of their prompts (one database's
     # schema), which is computed once. Real schemas then save four of five tokens; sliding windows compute it in each
     # sample.
-    group_by: Annotated[Literal["length", "prefix"], pydantic.Field(exclude_if=lambda value: value == "length")] = (
-        "length"
-    )
+    group_by: Annotated[Literal["length", "prefix"], _omit("length")] = "length"
     epochs: PositiveFloat = 2.0  # passes over the samples.
     max_tokens: Positive = 8192  # most tokens of a sample; longer ones are left out.
     optimizer: Optimizer = Optimizer()  # optimiser and schedule.
@@ -390,15 +393,24 @@ class ProtocolSection(Section):
     schema_values: Count = 0  # example values shown beside each column.
     # meanings of tables and columns in the prompt, if the source has them.
     schema_descriptions: bool = False
+    # form of the schema in the prompt: CREATE TABLE statements, or a line for each table and each join, of half the
+    # tokens.
+    schema_style: Annotated[Literal["ddl", "lines"], _omit("ddl")] = "ddl"
     reasoning: bool = True  # reasoning block required in every turn.
     # check of a turn's form: "tags" as in the papers; "strict" also refuses text outside tags, another order, and an
     # answer without its fence.
     format: Literal["strict", "tags"] = "strict"
     forced_final: bool = True  # last answer forced at the turn cap (SQL-Trail, algorithm 1, line 29).
     # sentence in the prompt about unanswerable questions: SELECT 'unanswerable'.
-    abstains: Annotated[bool, pydantic.Field(exclude_if=lambda abstains: not abstains)] = False
+    abstains: Annotated[bool, _omit(False)] = False
     # options of that protocol (phases, tag names).
     options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(PROTOCOLS.check_options, "name"))] = {}
+
+    @pydantic.model_validator(mode="after")
+    def _has_one_style(self) -> Self:
+        if self.is_brief and self.schema_style != "ddl":
+            raise ValueError(f"a {self.prompt} prompt has a form of its own for the schema: leave schema_style out")
+        return self
 
     @property
     def is_brief(self) -> bool:
@@ -435,6 +447,9 @@ class Teacher(Section):
     error_rate: Share = 0.1  # share of the oracle's episodes with a mistake that it corrects.
     # column -> share of questions in which the oracle guesses a stored value instead of looking.
     guesses: Mapping[str, Share] = pydantic.Field(default_factory=dict)
+    # names in the oracle's SQL and reasoning: as the source's gold SQL writes them, or as the schema does, with each
+    # table under its own name, so that all can be copied from the prompt.
+    spelling: Annotated[Literal["source", "schema"], _omit("source")] = "source"
     share: PositiveFloat = 1.0  # part of a mix.
 
 
@@ -478,7 +493,7 @@ class Filter(Section):
     # filter rules: trajectories that match any of them are left out (docs/how-to/parts.md).
     drop: tuple[FilterRule, ...] = ()
     # well-formed turns required; false asks for a right answer only (SQL-Trail, A.6).
-    well_formed: Annotated[bool, pydantic.Field(exclude_if=lambda well_formed: well_formed)] = True
+    well_formed: Annotated[bool, _omit(True)] = True
 
 
 class GoldSchema(Section):
@@ -486,7 +501,7 @@ class GoldSchema(Section):
 
     extractors: tuple[str, ...] = ()  # endpoints beside the two static extractors.
     # votes of the static extractors; false leaves the vote to endpoints (TRUST-SQL, A.3).
-    static: Annotated[bool, pydantic.Field(exclude_if=lambda static: static)] = True
+    static: Annotated[bool, _omit(True)] = True
 
     @pydantic.model_validator(mode="after")
     def _can_agree(self) -> Self:

@@ -116,6 +116,9 @@ proof_plan = SqlAnalysis("proof_plan", tuple[bool, tuple[str, ...], tuple[str, .
 # The texts that each query compares with columns of known tables, in reading order.
 lookups: SqlAnalysis[tuple[str, Schema | None, str], tuple[Compared, ...]]
 lookups = SqlAnalysis("lookups", tuple[Compared, ...], ())
+# Each query in the words of its schema; None for what cannot be read as one query.
+in_schema_words: SqlAnalysis[tuple[str, Schema, str], str | None]
+in_schema_words = SqlAnalysis("in_schema_words", str | None, None)
 # The first table that a query names.
 first_table: SqlAnalysis[tuple[str, str], str | None] = SqlAnalysis("first_table", str | None, None)
 # The class of each wrong answer, and the columns whose stored values would add to its clues.

@@ -15,7 +15,7 @@ from pipelines.core.types import Database, EngineName, Scalar, SchemaItems, text
 from pipelines.sql.dialects.base import plain_value, quoted
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Query, ViewLimitExceeded
 
-Style = Literal["ddl", "compact", "names"]
+Style = Literal["ddl", "lines", "compact", "names"]
 MAX_VALUE_CHARS = 40
 
 
@@ -96,8 +96,8 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
     """The schema as text for a prompt.
 
     Args:
-        style: "ddl" is CREATE TABLE statements; "compact" is one line for tiny models, all separated by single spaces;
-            "names" is the table names only.
+        style: "ddl" is CREATE TABLE statements; "lines" is a line for each table and each join; "compact" is one line
+            for tiny models, all separated by single spaces; "names" is the table names only.
         keep: leave out tables and columns that are not among these; keys stay with the columns that they join.
     """
     tables = list(schema.tables)
@@ -109,16 +109,20 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
         return " , ".join(write_table(table.name) for table in tables)
     if style == "ddl":
         return "\n".join(_create_table(table, write_name, write_table) for table in tables)
-    # The compact style: the tables with their columns, then all joins.
+    # The other styles: the tables with their columns, then all joins.
+    dot = "." if style == "lines" else " . "
     texts = []
     for table in tables:
-        columns = " , ".join(_compact_column(column, write_name) for column in table.columns)
-        texts.append(f"{write_table(table.name)} : {columns}")
+        if style == "lines":
+            texts.append(_table_line(table, write_name, write_table))
+        else:
+            columns = " , ".join(_compact_column(column, write_name) for column in table.columns)
+            texts.append(f"{write_table(table.name)} : {columns}")
     for table in tables:
         for key in table.foreign_keys:
-            column = f"{write_table(table.name)} . {write_name(key.column)}"
-            texts.append(f"{column} = {write_table(key.to_table)} . {write_name(key.to_column)}")
-    return " ; ".join(texts)
+            column = f"{write_table(table.name)}{dot}{write_name(key.column)}"
+            texts.append(f"{column} = {write_table(key.to_table)}{dot}{write_name(key.to_column)}")
+    return ("\n" if style == "lines" else " ; ").join(texts)
 
 
 def _linked(table: Table, keep: SchemaItems) -> Table:
@@ -156,6 +160,17 @@ def _create_table(table: Table, write_name: Callable[[str], str], write_table: C
         statement.append(f"    {text}{comma}{note}")
     statement.append(");")
     return "\n".join(statement)
+
+
+def _table_line(table: Table, write_name: Callable[[str], str], write_table: Callable[[str], str]) -> str:
+    """`name(column, column)`, with each column's example values and description behind it, and then the table's."""
+    columns = []
+    for column in table.columns:
+        words = [write_name(column.name), *map(_short_literal, column.values)]
+        if column.description:
+            words.append(f"[{_one_line(column.description)}]")
+        columns.append(" ".join(words))
+    return f"{write_table(table.name)}({', '.join(columns)}){_note(table.description)}"
 
 
 def _compact_column(column: Column, write_name: Callable[[str], str]) -> str:

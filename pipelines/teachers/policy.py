@@ -86,7 +86,8 @@ def teacher_policies(
         elif teacher.kind == "oracle":
             from pipelines.rollout.policies.oracle import OraclePolicy
 
-            policies.append(OraclePolicy(protocol, teacher.error_rate, schemas, teacher.guesses))
+            oracle = OraclePolicy(protocol, teacher.error_rate, schemas, teacher.guesses, teacher.spelling)
+            policies.append(oracle)
         else:
             name = teacher_endpoint(teacher)
             policy = OpenAIPolicy(endpoint(name), name, teacher.concurrency, responses, protocol)

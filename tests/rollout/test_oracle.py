@@ -269,3 +269,33 @@ def test_without_reasoning_it_says_none(music, sql, name, prompt):
     (trajectory,) = play([example], ProtocolSection(name=name, prompt=prompt, reasoning=False), sql)
     assert not any(turn.action.reasoning or "reasoning>" in turn.text for turn in trajectory.turns)
     assert trajectory.well_formed
+
+
+def test_it_can_speak_in_the_schemas_words(tmp_path, sql):
+    script = """
+        CREATE TABLE Singer (Singer_ID INTEGER PRIMARY KEY, Full_Name TEXT, Country TEXT);
+        CREATE TABLE Concert (Concert_ID INTEGER PRIMARY KEY, Singer_ID INTEGER REFERENCES Singer, Hall TEXT);
+        INSERT INTO Singer VALUES (1, 'Ana', 'France');
+        INSERT INTO Concert VALUES (1, 1, 'Arena');
+    """
+    database = build_database(tmp_path / "songs.sqlite", script)
+    gold = (
+        'SELECT t2.hall FROM singer AS t1 JOIN concert AS t2 ON t1.singer_id  =  t2.singer_id WHERE t1.country="France"'
+    )
+    example = Example("1", "Where do singers from France play?", database, gold)
+    settings = ProtocolSection(name="react", prompt="compact", schema_style="lines")
+    protocol = build(settings)
+    oracle = OraclePolicy(protocol, 0.0, schemas, spelling="schema")
+    (trajectory,) = RolloutEngine(oracle, protocol, sql, Sampling(), 4, schemas).run([EpisodeRequest(example, 0, 7)])
+    assert "Concert(Concert_ID, Singer_ID, Hall)\nConcert.Singer_ID = Singer.Singer_ID" in trajectory.prompt[1][1]
+    look, answer = (turn.action for turn in trajectory.turns)
+    assert look.content == "SELECT DISTINCT Country FROM Singer"
+    assert {"Concert", "Hall", "Singer", "Country"} <= set(look.reasoning.split())
+    assert answer.reasoning.startswith("Country has France , ")
+    assert answer.content == (
+        "SELECT Concert.Hall FROM Singer JOIN Concert ON Singer.Singer_ID = Concert.Singer_ID "
+        "WHERE Singer.Country = 'France'"
+    )
+    assert share_right([example], [trajectory], sql) == 1.0
+    as_the_source = OraclePolicy(protocol, 0.0, schemas).script(example, 7)
+    assert as_the_source[-1].content == gold

@@ -115,10 +115,16 @@ def test_a_schema_is_rendered_as_statements_or_words_and_its_values_on_one_line(
         "customer : id , name , city , credit ; purchase : id , customer_id , item , amount ; "
         "purchase . customer_id = customer . id"
     )
+    assert render(SHOP, "lines") == (
+        "customer(id, name, city, credit)\npurchase(id, customer_id, item, amount)\npurchase.customer_id = customer.id"
+    )
     assert render(SHOP, "names") == "customer , purchase"
     column = Column("note", "TEXT", values=("a\nb", "x" * 99, 3))
     text = render(Schema((Table("t", (column,)),)), "ddl")
     assert text.splitlines()[1] == "    note TEXT -- e.g. 'a\\nb', '" + "x" * 36 + "..., 3"
+    described = Column("unit price", "REAL", values=(2.5,), description="in euros\nnet")
+    text = render(Schema((Table("t", (column, described), description="sold"),)), "lines")
+    assert text == "t(note 'a\\nb' '" + "x" * 36 + '... 3, "unit price" 2.5 [in euros\\nnet]) -- sold'
 
 
 def test_a_part_of_a_schema_keeps_its_keys():

@@ -10,6 +10,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 from pipelines.core.errors import BoundaryError, DataError
 from pipelines.core.registry import DIALECTS
@@ -51,7 +52,8 @@ class OraclePolicy(ScriptedPolicy):
 
     A share `error_rate` of the episodes has one mistake: a guessed value or a wrong table, seen and repaired. `guesses`
     is, by column (in lower case, of whatever table), how often it does not look a value up there, but guesses how it is
-    stored, and so answers wrong if the guess is. It guesses only what the question has a word for.
+    stored, and so answers wrong if the guess is. It guesses only what the question has a word for. With `spelling`
+    "schema" it writes names as the schema does, "source" keeps those of the gold SQL.
     """
 
     def __init__(
@@ -60,11 +62,13 @@ class OraclePolicy(ScriptedPolicy):
         error_rate: float = 0.1,
         schemas: Callable[[Database], Schema] = introspect,
         guesses: Mapping[str, float] = MappingProxyType({}),
+        spelling: Literal["source", "schema"] = "source",
     ) -> None:
         super().__init__(self._text, name="oracle")
         self._protocol = protocol
         self._error_rate = error_rate
         self._guesses = guesses
+        self._spelling = spelling
         self._read = schemas
         self._schemas: dict[str, Schema | None] = {}
         self._scripts: dict[str, list[Action]] = {}  # session -> actions, for episodes in flight
@@ -98,8 +102,10 @@ class OraclePolicy(ScriptedPolicy):
         sees_schema = view not in ("hidden", "names")
         in_phases = isinstance(protocol, Phases)
         proposes = in_phases or ActionKind.PROPOSE in getattr(protocol, "kinds", {}).values()
-        sql = example.gold_sql.strip().rstrip(";").strip()
         schema = self._schema(example.database)
+        if self._spelling == "schema" and schema:
+            example = _in_schema_words(example, schema)
+        sql = example.gold_sql.strip().rstrip(";").strip()
         reads = example.annotations.reads
         tables: list[str] = []
         columns: list[tuple[str, str]] = []
@@ -110,6 +116,12 @@ class OraclePolicy(ScriptedPolicy):
                 columns = sorted(items.columns)
         if not reads:
             reads = _columns_in_order(example.gold_sql, schema, tables, columns)
+        if self._spelling == "schema" and schema:
+            reads = _as_spelled(reads, schema)
+            columns_by_table = {table: [column for owner, column in columns if owner == table] for table in tables}
+            spelled = _as_spelled(columns_by_table, schema)
+            tables = list(spelled)
+            columns = [(table, column) for table, names in spelled.items() for column in names]
         linked = rng.choice(LINK if reads else PLAIN)
         if reads:
             linked = f"{linked} {' , '.join(' '.join([table, *names]) for table, names in reads.items())}"
@@ -188,6 +200,23 @@ class OraclePolicy(ScriptedPolicy):
         except ValueError:
             return False
         return True
+
+
+def _in_schema_words(example: Example, schema: Schema) -> Example:
+    """The example with its gold SQL in the schema's words; as it is if the SQL cannot be read."""
+    (words,) = analyst.in_schema_words([(example.gold_sql, schema, analyst.reading(example.database))])
+    return dataclasses.replace(example, gold_sql=words or example.gold_sql)
+
+
+def _as_spelled(reads: Mapping[str, Sequence[str]], schema: Schema) -> dict[str, list[str]]:
+    """Tables with their columns, in the schema's spelling; names that it lacks stay as they are."""
+    by_name = {table.name.lower(): table for table in schema.tables}
+    spelled: dict[str, list[str]] = {}
+    for name, columns in reads.items():
+        table = by_name.get(name.lower())
+        names = {column.name.lower(): column.name for column in table.columns} if table else {}
+        spelled[table.name if table else name] = [names.get(column.lower(), column) for column in columns]
+    return spelled
 
 
 def _columns_in_order(

@@ -22,6 +22,7 @@ from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.name_resolution import schema_items
 from pipelines.sql.analysis.names import first_table, function_name, lookups, naming
 from pipelines.sql.analysis.parsing import parse
+from pipelines.sql.analysis.spelling import in_schema_words
 from pipelines.sql.dialects.base import ERROR, OK, DatabaseSession, RawResult
 from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, executed, guard, open_readonly
 
@@ -151,6 +152,7 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     first_table,
     functions,
     hardness,
+    in_schema_words,
     is_readable,
     lookups,
     naming,

@@ -1,0 +1,108 @@
+"""A query in the schema's words: the same query, with the names that a reader of the schema would copy."""
+
+from collections.abc import Mapping
+
+from sqlglot import exp
+from sqlglot.optimizer.scope import Scope, traverse_scope
+
+from pipelines.sql.analysis.name_resolution import scope_columns, scope_sources
+from pipelines.sql.analysis.parsing import parse
+from pipelines.sql.schema import Schema, written
+
+Spellings = Mapping[str, str]  # by lower-cased name
+
+
+def in_schema_words(sql: str, schema: Schema, engine: str = "sqlite") -> str | None:
+    """A query whose tables and columns are spelled as the schema spells them, each table under its own name.
+
+    Aliases of tables go where nothing needs them: not in a self-join, and in no query with a correlated subquery. A
+    double-quoted text that SQLite reads as a string becomes one. Spaces and keywords are sqlglot's.
+
+    None for what cannot be parsed as one query. The result may differ from the query where sqlglot misunderstands it:
+    whoever uses it compares the two by their rows.
+    """
+    tree = parse(sql, engine)
+    if not isinstance(tree, exp.Select | exp.SetOperation):
+        return None
+    tree = tree.copy()
+    scopes = traverse_scope(tree)
+    is_correlated = any(scope.is_correlated_subquery for scope in scopes)
+    columns = {
+        table.name.lower(): {column.name.lower(): column.name for column in table.columns} for table in schema.tables
+    }
+    for scope in scopes:
+        _spell_columns(scope, columns, schema)
+    for scope in scopes:
+        if not is_correlated:
+            _drop_table_aliases(scope)
+    spellings = {table.name.lower(): table.name for table in schema.tables}
+    for table in tree.find_all(exp.Table):
+        _spell(table.this, spellings, schema)
+    for column in tree.find_all(exp.Column):
+        _spell(column.args.get("table"), spellings, schema)
+    return tree.sql(dialect=engine)
+
+
+def _spell_columns(scope: Scope, columns: Mapping[str, Spellings], schema: Schema) -> None:
+    """Spell the columns of one SELECT by the tables that it reads, else by all tables if they agree.
+
+    Args:
+        columns: the spellings of each table's columns, by its lower-cased name.
+    """
+    tables: dict[str, Spellings] = {}  # by alias: of this SELECT, and behind them of those around it
+    reads_only_tables = True
+    for alias, source in scope_sources(scope):
+        if isinstance(source, exp.Table) and source.name.lower() in columns:
+            tables[alias.lower()] = columns[source.name.lower()]
+        else:
+            reads_only_tables = False
+    around = scope.parent
+    while around is not None:
+        for alias, source in scope_sources(around):
+            if isinstance(source, exp.Table):
+                tables.setdefault(alias.lower(), columns.get(source.name.lower(), {}))
+        around = around.parent
+    for column in scope_columns(scope):
+        name = column.name.lower()
+        candidates = [tables.get(column.table.lower(), {})] if column.table else list(tables.values())
+        known = [spellings for spellings in candidates if name in spellings]
+        if known:
+            _spell(column.this, known[0], schema)
+        elif reads_only_tables and _is_text(column, scope):
+            column.replace(exp.Literal.string(column.name))
+        else:
+            anywhere = {spellings[name] for spellings in columns.values() if name in spellings}
+            if len(anywhere) == 1:
+                _spell(column.this, {name: anywhere.pop()}, schema)
+
+
+def _is_text(column: exp.Column, scope: Scope) -> bool:
+    """Whether SQLite reads a name that no table has as a string: one in double quotes that is no name of the SELECT."""
+    if column.table or not column.this.args.get("quoted") or scope.is_correlated_subquery:
+        return False
+    select = scope.expression
+    outputs = select.named_selects if isinstance(select, exp.Query) else []
+    return column.name.lower() not in {name.lower() for name in outputs}
+
+
+def _drop_table_aliases(scope: Scope) -> None:
+    """Call the tables of one SELECT by their own names, those of a self-join excepted."""
+    sources = scope_sources(scope)
+    names = [source.name.lower() if isinstance(source, exp.Table) else alias.lower() for alias, source in sources]
+    own_names: dict[str, str] = {}  # by alias
+    for (alias, source), name in zip(sources, names, strict=True):
+        if isinstance(source, exp.Table) and source.alias and not source.db and names.count(name) == 1:
+            own_names[alias.lower()] = source.name
+            source.set("alias", None)
+    for column in scope.columns:
+        if column.table.lower() in own_names:
+            column.set("table", exp.to_identifier(own_names[column.table.lower()]))
+
+
+def _spell(identifier: exp.Expr | None, spellings: Spellings, schema: Schema) -> None:
+    """Give an identifier its spelling, in quotes where the engine wants them; one that is not known stays as it is."""
+    if not isinstance(identifier, exp.Identifier) or identifier.name.lower() not in spellings:
+        return
+    spelling = spellings[identifier.name.lower()]
+    identifier.set("this", spelling)
+    identifier.set("quoted", written(schema.engine)(spelling) != spelling)
