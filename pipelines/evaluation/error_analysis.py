@@ -32,7 +32,9 @@ class JudgedAnswer:
     @property
     def wrong(self) -> bool:
         """Whether it counts and is not right by every equality."""
-        return not self.broken and any(score != 1.0 for score in self.verdict.scores.values())
+        if self.broken:
+            return False
+        return any(score != 1.0 for score in self.verdict.scores.values())
 
 
 def diagnose_answers(answers: Sequence[JudgedAnswer], schemas: Schemas, sql: SqlEngine) -> list[Diagnosis | None]:
@@ -40,12 +42,15 @@ def diagnose_answers(answers: Sequence[JudgedAnswer], schemas: Schemas, sql: Sql
 
     Wrong answers are looked at twice where the values that are stored in a column tell more.
     """
-    wrong = [index for index, answer in enumerate(answers) if answer.wrong]
-    failures = [_failure(answers[index], schemas) for index in wrong]
-    found = _diagnose(failures, [answers[index].example.database for index in wrong], schemas, sql)
+    wrong = {index: answer for index, answer in enumerate(answers) if answer.wrong}
+    failures = []
+    databases = []
+    for answer in wrong.values():
+        failures.append(_failure(answer, schemas))
+        databases.append(answer.example.database)
     diagnoses: list[Diagnosis | None] = [None] * len(answers)
-    for index, diagnosis in zip(wrong, found, strict=True):
-        if answers[index].example.gold_sql or diagnosis.error in WITHOUT_GOLD_SQL:
+    for index, diagnosis in zip(wrong, _diagnose(failures, databases, schemas, sql), strict=True):
+        if wrong[index].example.gold_sql or diagnosis.error in WITHOUT_GOLD_SQL:
             diagnoses[index] = diagnosis
     return diagnoses
 
@@ -71,10 +76,10 @@ def _diagnose(
     failures: Sequence[Failure], databases: Sequence[Database], schemas: Schemas, sql: SqlEngine
 ) -> list[Diagnosis]:
     """The diagnoses of failures; some are made again with the stored values of columns."""
-    first = analyst.diagnose(failures)
-    diagnoses = [diagnosis for diagnosis, _ in first]
+    diagnoses = []
     columns_by_failure: dict[int, list[StoredColumn]] = {}
-    for index, (_, columns) in enumerate(first):
+    for index, (diagnosis, columns) in enumerate(analyst.diagnose(failures)):
+        diagnoses.append(diagnosis)
         if columns:
             columns_by_failure[index] = [(databases[index], table, column) for table, column in columns]
     stored = _stored_values(columns_by_failure, schemas, sql)
@@ -91,13 +96,14 @@ def _stored_values(
     columns_by_failure: Mapping[int, Sequence[StoredColumn]], schemas: Schemas, sql: SqlEngine
 ) -> dict[StoredColumn, tuple[Scalar, ...]]:
     """The first of the distinct values that each column stores; a column is read once."""
-    distinct = list(dict.fromkeys(column for columns in columns_by_failure.values() for column in columns))
-    jobs = []
-    for database, table, column in distinct:
-        schema = schemas(database)
-        query = f"SELECT DISTINCT {schema.quoted(column)} FROM {schema.written(table)} LIMIT {MAX_VALUES}"
-        jobs.append((database, query))
+    queries: dict[StoredColumn, tuple[Database, str]] = {}
+    for stored_columns in columns_by_failure.values():
+        for database, table, column in stored_columns:
+            schema = schemas(database)
+            query = f"SELECT DISTINCT {schema.quoted(column)} FROM {schema.written(table)} LIMIT {MAX_VALUES}"
+            queries[database, table, column] = (database, query)
+    results = sql.execute_many(list(queries.values()))
     values = {}
-    for stored_column, result in zip(distinct, sql.execute_many(jobs), strict=True):
+    for stored_column, result in zip(queries, results, strict=True):
         values[stored_column] = tuple(row[0] for row in result.rows)
     return values

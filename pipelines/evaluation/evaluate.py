@@ -8,6 +8,7 @@ from pipelines.core.types import (
     ABSTENTION,
     Action,
     ActionKind,
+    Database,
     Example,
     ExecutionResult,
     ExecutionStatus,
@@ -54,24 +55,30 @@ def evaluate(
     if not equalities:
         raise ValueError("a verdict needs a named equality")
     questions = [examples[trajectory.example_id] for trajectory in trajectories]
-    pairs = [
-        Pair.of(example, trajectory.final_sql) for example, trajectory in zip(questions, trajectories, strict=True)
-    ]
+    pairs = []
+    for example, trajectory in zip(questions, trajectories, strict=True):
+        pairs.append(Pair.of(example, trajectory.final_sql))
     if verdicts is None:
         verdicts = result_files.verdicts(questions, pairs, equalities, sql)
-    signatures = _signatures(pairs, verdicts, sql, equalities[0]) if mode == "sampled" else {}
-    answers = [
-        JudgedAnswer(example, trajectory, verdict, signatures.get(pair))
-        for example, trajectory, verdict, pair in zip(questions, trajectories, verdicts, pairs, strict=True)
-    ]
+    signatures: dict[Pair, str | None] = {}
+    if mode == "sampled":
+        signatures = _signatures(pairs, verdicts, sql, equalities[0])
+    answers = []
+    unbroken_pairs = []
+    for example, trajectory, verdict, pair in zip(questions, trajectories, verdicts, pairs, strict=True):
+        answer = JudgedAnswer(example, trajectory, verdict, signatures.get(pair))
+        answers.append(answer)
+        if not answer.broken:
+            unbroken_pairs.append(pair)
     static = Analysis(schemas, gold_schemas)
-    static.parse_queries(pair for pair, answer in zip(pairs, answers, strict=True) if not answer.broken)
-    hardness = levels({example.id: example for example in questions}.values())
+    static.parse_queries(unbroken_pairs)
+    distinct_examples = {example.id: example for example in questions}
+    hardness = levels(distinct_examples.values())
     diagnoses = diagnose_answers(answers, schemas, sql)
-    return [
-        _record(answer, static, hardness[answer.example.id], diagnosis, mode)
-        for answer, diagnosis in zip(answers, diagnoses, strict=True)
-    ]
+    records = []
+    for answer, diagnosis in zip(answers, diagnoses, strict=True):
+        records.append(_record(answer, static, hardness[answer.example.id], diagnosis, mode))
+    return records
 
 
 def of_prediction(example_id: str, sql: str | None, policy: str) -> Trajectory:
@@ -95,25 +102,31 @@ def _signatures(
     its rows.
     """
     equality = EQUALITIES[equality_name]
+    queries: dict[Pair, tuple[Database, str]] = {}
+    for pair, verdict in zip(pairs, verdicts, strict=True):
+        if verdict.predicted is ExecutionStatus.OK:
+            assert pair.predicted_sql is not None, "a prediction without SQL does not run"
+            queries[pair] = (pair.database, pair.predicted_sql)
+    distinct = list(dict.fromkeys(queries.values()))
     rewrite = equality.rewrite if equality.by_outcome else None
-    ran = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict.predicted is ExecutionStatus.OK]
-    distinct = list(dict.fromkeys((pair.database, pair.predicted_sql) for pair in ran))
-    queries = []
-    for database, text in distinct:
-        assert text is not None, "a prediction without SQL does not run"
-        queries.append((database, rewrite(text) if rewrite else text))
-    results = sql.execute_many(queries)
-    if rewrite:
-        results = [_without_order(result) for result in results]
-    by_query = {query: signature(result, equality.form) for query, result in zip(distinct, results, strict=True)}
-    return {pair: by_query[pair.database, pair.predicted_sql] for pair in ran}
+    if rewrite is None:
+        results = sql.execute_many(distinct)
+    else:
+        outcomes = sql.execute_many([(database, rewrite(text)) for database, text in distinct])
+        results = [_without_order(outcome) for outcome in outcomes]
+    by_query = {}
+    for query, result in zip(distinct, results, strict=True):
+        by_query[query] = signature(result, equality.form)
+    return {pair: by_query[query] for pair, query in queries.items()}
 
 
 def _without_order(outcome: ExecutionResult) -> ExecutionResult:
     """An outcome without the column of its rows' order."""
     order = OUTCOME_COLUMNS.index("in_order")
-    rows = tuple((*row[:order], *row[order + 1 :]) for row in outcome.rows)
-    return dataclasses.replace(outcome, rows=rows)
+    rows = []
+    for row in outcome.rows:
+        rows.append((*row[:order], *row[order + 1 :]))
+    return dataclasses.replace(outcome, rows=tuple(rows))
 
 
 def _record(
@@ -182,7 +195,9 @@ def _linking(answer: JudgedAnswer, static: Analysis) -> Linking | None:
     """The schema items of the answer against gold's; None for a broken one: a database that is gone has no schema."""
     if answer.broken:
         return None
-    return Linking.of(static.items(answer.trajectory.final_sql, answer.example.database), static.gold(answer.example))
+    predicted = static.items(answer.trajectory.final_sql, answer.example.database)
+    gold = static.gold(answer.example)
+    return Linking.of(predicted, gold)
 
 
 def _lists_first(trajectory: Trajectory) -> bool | None:

@@ -45,7 +45,7 @@ def moving_average(points: Points, window: int = SMOOTH) -> list[tuple[float, fl
     for index, (step, _) in enumerate(points):
         candidates = points[max(0, index + 1 - window) : index + 1]
         values = [value for at, value in candidates if at > step - window]
-        smooth.append((step, math.fsum(values) / len(values)))
+        smooth.append((step, statistics.fmean(values)))
     return smooth
 
 
@@ -56,8 +56,19 @@ def steps_to(points: Points, threshold: float, window: int = SMOOTH) -> float | 
     two trainings by this number.
     """
     first_whole_window = max(0, min(window, len(points)) - 1)
-    averages = moving_average(points, window)[first_whole_window:]
-    return next((step for step, value in averages if value >= threshold), None)
+    averages = moving_average(points, window)
+    for step, value in averages[first_whole_window:]:
+        if value >= threshold:
+            return step
+    return None
+
+
+def _distances(points: Points) -> list[tuple[float, float]]:
+    """The distance of each value from the one before, at its step."""
+    distances = []
+    for (_, before), (step, value) in itertools.pairwise(points):
+        distances.append((step, abs(value - before)))
+    return distances
 
 
 NAME = re.compile(r"(?P<base>[^\[\]@]+?)(?:@(?P<k>[1-9]\d*))?(?: \[(?P<level>[^\[\]]+)\])?")
@@ -103,7 +114,9 @@ def _is_of_class(name: str) -> AnswerValue:
 
     def value(record: EpisodeRecord, equality: str) -> float | None:
         diagnosis = record.wrong(equality)
-        return None if diagnosis is None else float(diagnosis.error == name)
+        if diagnosis is None:
+            return None
+        return float(diagnosis.error == name)
 
     return value
 
@@ -136,7 +149,7 @@ class MeasureName:
         match = NAME.fullmatch(name)
         if match is None:
             return cls("", None, None)
-        number = None if match["k"] is None else int(match["k"])
+        number = int(match["k"]) if match["k"] else None
         return cls(match["base"], number, match["level"])
 
     @property
@@ -151,6 +164,26 @@ class MeasureName:
     @property
     def is_cost(self) -> bool:
         return self.metric is not None and self.metric.fold is metrics.cost
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the value of an answer is a share in [0, 1]."""
+        if self.base in ANSWERS:
+            return True
+        return self.metric is not None and not self.is_deviation
+
+    @property
+    def is_over_samples(self) -> bool:
+        """Whether it is pass@k, average@k or majority@k; a majority may lack its number."""
+        has_number = self.number is not None
+        return self.base in OVER_SAMPLES and (has_number or self.base == "majority")
+
+    @property
+    def is_over_steps(self) -> bool:
+        """Whether it is a number of the training: "curve NAME" or "swing NAME"."""
+        kind, _, curve = self.base.partition(" ")
+        is_plain = self.number is None and not self.level
+        return kind in OVER_STEPS and bool(curve) and is_plain
 
     def by_question(self, run: FinishedEvaluation, mode: str) -> dict[str, list[EpisodeRecord]]:
         """Each question's unbroken episodes of a pass, within the level."""
@@ -176,17 +209,21 @@ class MeasureName:
             n_right = sum(record.right(run.equality) for record in members)
             return metrics.pass_at_k(len(members), n_right, k)
         if self.base == "average":
-            return math.fsum(record.score(run.equality) for record in members[:k]) / k
-        return majority_at_k(metrics.candidates(members, run.equality), k, run.rule, run.seed).score
+            return statistics.fmean(record.score(run.equality) for record in members[:k])
+        candidates = metrics.candidates(members, run.equality)
+        return majority_at_k(candidates, k, run.rule, run.seed).score
 
     def training_scores(self, run: FinishedEvaluation) -> Scores:
         """A number of training at each step, or its distance from the step before; a step is its own cluster."""
         kind, _, curve = self.base.partition(" ")
         points = curve_points(run.curves, curve)
         if kind == "swing":
-            pairs = itertools.pairwise(points)
-            points = [(step, abs(value - before)) for (_, before), (step, value) in pairs]
-        return {f"{step:g}": (f"{step:g}", value) for step, value in points}
+            points = _distances(points)
+        scores = {}
+        for step, value in points:
+            name = f"{step:g}"
+            scores[name] = (name, value)
+        return scores
 
     def answer_scores(self, run: FinishedEvaluation) -> Scores:
         """Each question's mean over its episodes.
@@ -196,36 +233,38 @@ class MeasureName:
         mode = self.base if self.base in ("sampled", "at once") else "greedy"
         scores: dict[str, tuple[str, float]] = {}
         for question, members in self.by_question(run, mode).items():
-            values = [value for value in self._values(run, members) if value is not None]
+            values = self._values(run, members)
             if values:
-                scores[question] = (members[0].database, math.fsum(values) / len(values))
+                scores[question] = (members[0].database, statistics.fmean(values))
         return scores
 
-    def _values(self, run: FinishedEvaluation, members: Sequence[EpisodeRecord]) -> list[float | None]:
+    def _values(self, run: FinishedEvaluation, members: Sequence[EpisodeRecord]) -> list[float]:
         metric = self.metric
         if metric is None:
-            return [ANSWERS[self.base](record, run.equality) for record in members]
-        if self.is_cost:
-            members = [record for record in members if record.stop is not StopReason.UNASKED]
-        return [metric.value(record) for record in members]
+            values = [ANSWERS[self.base](record, run.equality) for record in members]
+        else:
+            if self.is_cost:
+                members = [record for record in members if record.stop is not StopReason.UNASKED]
+            values = [metric.value(record) for record in members]
+        return [value for value in values if value is not None]
 
 
 def measure(name: str) -> Measure:
     """The measure of a name; a RecipeError if there is none."""
     parts = MeasureName.parse(name)
-    kind, _, curve = parts.base.partition(" ")
-    if parts.base in OVER_SAMPLES and (parts.number or parts.base == "majority"):
+    if parts.is_over_samples:
         return Measure(name, "percent", parts.sample_scores)
-    if kind in OVER_STEPS and curve and not parts.number and not parts.level:
+    if parts.is_over_steps:
         return Measure(name, "mean", parts.training_scores)
-    if parts.is_cost and not parts.number:
-        fold = statistics.pstdev if parts.is_deviation else statistics.fmean
-        return Measure(name, "mean", parts.answer_scores, fold)
-    is_share = parts.base in ANSWERS or (parts.metric is not None and not parts.is_deviation)
-    if is_share and not parts.number:
-        return Measure(name, "percent", parts.answer_scores)
-    names = ", ".join([*ANSWERS, *EPISODES, *(f"{base}@K" for base in OVER_SAMPLES), "curve NAME", "swing NAME"])
-    raise RecipeError(f"there is no measure {name!r}", f"Known: {names}; with a level behind it: greedy [simple].")
+    if parts.number is None:
+        if parts.is_cost:
+            fold = statistics.pstdev if parts.is_deviation else statistics.fmean
+            return Measure(name, "mean", parts.answer_scores, fold)
+        if parts.is_share:
+            return Measure(name, "percent", parts.answer_scores)
+    over_samples = [f"{base}@K" for base in OVER_SAMPLES]
+    known = ", ".join([*ANSWERS, *EPISODES, *over_samples, "curve NAME", "swing NAME"])
+    raise RecipeError(f"there is no measure {name!r}", f"Known: {known}; with a level behind it: greedy [simple].")
 
 
 def title(name: str) -> str:

@@ -4,8 +4,10 @@ Broken records are left out everywhere. Where a question has several samples, it
 """
 
 import dataclasses
+
 import math
 import operator
+import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
@@ -66,12 +68,15 @@ def mean_by_question(records: Iterable[EpisodeRecord], value: Value, seed: int =
     Where an evaluation gave the model up, it is over the questions that were asked: none of them was answered right,
     and the others would make the interval narrower than what was seen.
     """
-    groups = list(by_question(record for record in records if value(record) is not None).values())
-    groups = [members for members in groups if members[0].stop is not StopReason.UNASKED] or groups
+    with_value = [record for record in records if value(record) is not None]
+    groups = list(by_question(with_value).values())
+    asked_groups = [members for members in groups if members[0].stop is not StopReason.UNASKED]
+    if asked_groups:
+        groups = asked_groups
     means = []
     for members in groups:
         values = [value(record) or 0.0 for record in members]
-        means.append(math.fsum(values) / len(values))
+        means.append(statistics.fmean(values))
     return estimate(means, _databases(groups), seed)
 
 
@@ -97,13 +102,20 @@ def k_point(
 ) -> KPoint | None:
     """pass@k, average@k and majority@k over the questions that have at least k unbroken samples; None without any."""
     groups = [members for members in by_question(records).values() if len(members) >= k]
+    passed = []
+    averages = []
+    votes = []
+    for members in groups:
+        n_right = sum(record.right(equality) for record in members)
+        passed.append(pass_at_k(len(members), n_right, k))
+        first_scores = [record.score(equality) for record in members[:k]]
+        averages.append(statistics.fmean(first_scores))
+        votes.append(majority_at_k(candidates(members, equality), k, rule, seed))
     databases = _databases(groups)
-    passed = [pass_at_k(len(members), sum(record.right(equality) for record in members), k) for members in groups]
-    average = [math.fsum(record.score(equality) for record in members[:k]) / k for members in groups]
-    votes = [majority_at_k(candidates(members, equality), k, rule, seed) for members in groups]
+    vote_scores = [vote.score for vote in votes]
     pass_at = estimate(passed, databases, seed)
-    average_at = estimate(average, databases, seed)
-    majority_at = estimate([vote.score for vote in votes], databases, seed)
+    average_at = estimate(averages, databases, seed)
+    majority_at = estimate(vote_scores, databases, seed)
     if pass_at is None or average_at is None or majority_at is None:
         return None
     tied = sum(vote.tied for vote in votes) / len(votes)
@@ -130,7 +142,8 @@ def spread(values: Sequence[float]) -> Spread | None:
     n = len(values)
     ordered = sorted(values)
     mean = math.fsum(ordered) / n
-    variance = math.fsum((value - mean) ** 2 for value in ordered) / n
+    squares = [(value - mean) ** 2 for value in ordered]
+    variance = math.fsum(squares) / n
     median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
     p95 = ordered[math.ceil(0.95 * n) - 1]
     return Spread(mean, math.sqrt(variance), median, p95, n)
@@ -151,9 +164,7 @@ def _known_values(records: Iterable[EpisodeRecord], value: Value) -> list[float]
 def mean_by_episode(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> float | None:
     """The mean of a value over the unbroken episodes that have it, without an interval."""
     values = _known_values(unbroken(records), value)
-    if not values:
-        return None
-    return math.fsum(values) / len(values)
+    return statistics.fmean(values) if values else None
 
 
 Measure = Estimate | Spread | float
@@ -163,7 +174,9 @@ def value_of(measure: Measure | None) -> float | None:
     """The one number of a figure: the mean of a spread, the value of an estimate."""
     if isinstance(measure, Spread):
         return measure.mean
-    return measure.value if isinstance(measure, Estimate) else measure
+    if isinstance(measure, Estimate):
+        return measure.value
+    return measure
 
 
 def measured(
@@ -220,11 +233,14 @@ def interaction_match(records: Iterable[EpisodeRecord], equality: str, seed: int
     """Interaction match (SParC); a conversation with a broken episode is left out."""
     conversations = group(records, lambda record: (record.interaction, record.sample))
     unbroken_conversations = []
+    scores = []
     for (interaction, _), members in conversations.items():
-        if interaction and not any(record.broken for record in members):
-            unbroken_conversations.append(members)
-    rights = [float(all(record.right(equality) for record in members)) for members in unbroken_conversations]
-    return estimate(rights, _databases(unbroken_conversations), seed)
+        if not interaction or any(record.broken for record in members):
+            continue
+        unbroken_conversations.append(members)
+        all_right = all(record.right(equality) for record in members)
+        scores.append(float(all_right))
+    return estimate(scores, _databases(unbroken_conversations), seed)
 
 
 ABSTENTION_DIGEST = text_digest(ABSTENTION)
@@ -252,11 +268,15 @@ for _name, _title, _about, _fate in (
         """None if no question is unanswerable and no answer abstains."""
         good = unbroken(records)
         abstained = {record.key for record in good if _abstains(record, equality)}
-        if not abstained and not any(record.gold_digest == ABSTENTION_DIGEST for record in good):
+        any_unanswerable = any(record.gold_digest == ABSTENTION_DIGEST for record in good)
+        if not abstained and not any_unanswerable:
             return None
-        return mean_by_question(
-            good, lambda record: float((record.key in abstained, record.right(equality)) == fate), seed
-        )
+
+        def has_fate(record: EpisodeRecord) -> float:
+            abstains = record.key in abstained
+            return float((abstains, record.right(equality)) == fate)
+
+        return mean_by_question(good, has_fate, seed)
 
 
 _declare("turns", cost, "turns", "mean agent turns a question")
@@ -324,8 +344,9 @@ for _name, _read, _title, _about in (
 
 @metric("linking_n", unit="count", title="episodes with a gold schema", about="what the means are over", table="")
 def linking_n(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
-    """Episodes that have a gold schema."""
-    return float(sum(record.linking is not None for record in unbroken(records))) or None
+    """Episodes that have a gold schema; None without any."""
+    count = sum(record.linking is not None for record in unbroken(records))
+    return float(count) if count else None
 
 
 _about = "Jaccard similarity of token bigrams with the gold SQL"  # SQL-Trail, equation 9

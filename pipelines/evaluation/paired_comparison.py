@@ -1,7 +1,7 @@
 """Two systems on the same questions: which ones flipped, and whether the difference is more than chance."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipelines.core.types import Hardness
@@ -23,8 +23,11 @@ class Question(NamedTuple):
 
 def questions(records: Iterable[EpisodeRecord]) -> list[Question]:
     """Each question of some records once, in their order."""
-    by_id = {record.example_id: record for record in records}
-    return [Question(id, record.database, record.gold_digest, record.question_digest) for id, record in by_id.items()]
+    by_id: dict[str, Question] = {}
+    for record in records:
+        id = record.example_id
+        by_id[id] = Question(id, record.database, record.gold_digest, record.question_digest)
+    return list(by_id.values())
 
 
 def matched(first: Sequence[Question], second: Sequence[Question]) -> dict[str, str]:
@@ -35,24 +38,43 @@ def matched(first: Sequence[Question], second: Sequence[Question]) -> dict[str, 
     Without gold SQL and words the id decides, within the database.
     """
     pairs: dict[str, str] = {}
-    for prefer_id in (True, False):  # questions of the same id first
-        waiting = _unmatched(first, set(pairs.values()), "database", "gold", "words")
-        for question in second:
-            if question.id in pairs:
-                continue
-            group = waiting.get((question.database, question.gold, question.words), [])
-            partner = _same_id(group, question) if prefer_id else _first_with_text(group)
-            if partner is not None:
-                group.remove(partner)
-                pairs[question.id] = partner.id
+    _match_by_text(pairs, first, second, _same_id)
+    _match_by_text(pairs, first, second, _first_with_text)
+    _match_by_gold(pairs, first, second)
+    return pairs
+
+
+def _match_by_text(
+    pairs: dict[str, str],
+    first: Sequence[Question],
+    second: Sequence[Question],
+    partner_of: Callable[[Sequence[Question], Question], Question | None],
+) -> None:
+    """Add pairs of equal database, gold SQL and words; `partner_of` picks from those that are equal."""
+    unmatched = _unmatched(first, set(pairs.values()), "database", "gold", "words")
+    for question in second:
+        if question.id in pairs:
+            continue
+        key = (question.database, question.gold, question.words)
+        group = unmatched.get(key, [])
+        partner = partner_of(group, question)
+        if partner is not None:
+            group.remove(partner)
+            pairs[question.id] = partner.id
+
+
+def _match_by_gold(pairs: dict[str, str], first: Sequence[Question], second: Sequence[Question]) -> None:
+    """Add pairs of equal database and gold SQL where one side has no words and both are equally many."""
     first_by_gold = _unmatched(first, set(pairs.values()), "database", "gold")
-    for key, theirs in _unmatched(second, set(pairs), "database", "gold").items():
+    second_by_gold = _unmatched(second, set(pairs), "database", "gold")
+    for key, theirs in second_by_gold.items():
         ours = first_by_gold.get(key, [])
-        one_side_lacks_words = all(not (our.words and their.words) for our in ours for their in theirs)
-        if theirs[0].gold and len(ours) == len(theirs) and one_side_lacks_words:
+        has_gold = bool(theirs[0].gold)
+        our_words = any(our.words for our in ours)
+        their_words = any(their.words for their in theirs)
+        if has_gold and len(ours) == len(theirs) and not (our_words and their_words):
             for our, their in zip(ours, theirs, strict=True):
                 pairs[their.id] = our.id
-    return pairs
 
 
 def _unmatched(
@@ -68,14 +90,18 @@ def _unmatched(
 
 
 def _same_id(group: Sequence[Question], question: Question) -> Question | None:
-    return next((other for other in group if other.id == question.id), None)
+    for candidate in group:
+        if candidate.id == question.id:
+            return candidate
+    return None
 
 
-def _first_with_text(group: Sequence[Question]) -> Question | None:
+def _first_with_text(group: Sequence[Question], question: Question) -> Question | None:
     """The first of questions that are equal, if gold SQL or words tell what they are."""
-    if not group or not (group[0].gold or group[0].words):
+    if not group:
         return None
-    return group[0]
+    has_text = question.gold or question.words
+    return group[0] if has_text else None
 
 
 def common_names(runs: Sequence[Sequence[EpisodeRecord]]) -> list[Mapping[str, str]]:
@@ -107,6 +133,14 @@ def _unused_name(name: str, taken: Collection[str]) -> str:
     while f"{name} ({number})" in taken:
         number += 1
     return f"{name} ({number})"
+
+
+class SharedQuestion(NamedTuple):
+    """The unbroken records that two systems have of one question."""
+
+    example_id: str
+    before: Sequence[EpisodeRecord]
+    after: Sequence[EpisodeRecord]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,51 +192,72 @@ def compare(
 
     Questions are shared by what was asked (`matched`) and go by the ids that `before` has.
     """
-    names_after = matched(questions(before), questions(after))
-    first = by_question(record for record in before if record.mode == mode)
-    second = {
-        names_after[example]: records
-        for example, records in by_question(record for record in after if record.mode == mode).items()
-        if example in names_after
-    }
-    shared = [example for example in first if example in second]
-    old = [_mean_score(first[example], equality) for example in shared]
-    new = [_mean_score(second[example], equality) for example in shared]
-    result = paired(old, new, [first[example][0].database for example in shared], seed)
-    if result is None:
+    shared = _shared_questions(before, after, mode)
+    scores_before = [_mean_score(question.before, equality) for question in shared]
+    scores_after = [_mean_score(question.after, equality) for question in shared]
+    databases = [question.before[0].database for question in shared]
+    difference = paired(scores_before, scores_after, databases, seed)
+    if difference is None:
         return None
-    flips: list[Flip] = []
-    if mode == "greedy":
-        flips = _flips({example: (first[example][0], second[example][0]) for example in shared}, equality)
+    flips = _flips(shared, equality) if mode == "greedy" else []
     n = len(shared)
     gained = sum(flip.gained for flip in flips)
     lost = len(flips) - gained
+    discordant = len(flips) / n
     return Comparison(
         before=names[0],
         after=names[1],
         equality=equality,
         mode=mode,
-        accuracy_before=sum(old) / n,
-        accuracy_after=sum(new) / n,
-        paired=result,
+        accuracy_before=sum(scores_before) / n,
+        accuracy_after=sum(scores_after) / n,
+        paired=difference,
         gained=gained,
         lost=lost,
         p_mcnemar=mcnemar(gained, lost) if mode == "greedy" else None,
-        detectable=detectable(len(flips) / n, n),
-        needed=pairs_needed(len(flips) / n, (gained - lost) / n) if gained != lost else None,
+        detectable=detectable(discordant, n),
+        needed=pairs_needed(discordant, (gained - lost) / n) if gained != lost else None,
         flips=tuple(flips),
     )
+
+
+def _shared_questions(
+    before: Sequence[EpisodeRecord], after: Sequence[EpisodeRecord], mode: Mode
+) -> list[SharedQuestion]:
+    """The questions that both systems have unbroken records of in this mode, in the order of `before`."""
+    names_after = matched(questions(before), questions(after))
+    records_before = by_question(record for record in before if record.mode == mode)
+    records_after = {}
+    for example, records in by_question(record for record in after if record.mode == mode).items():
+        if example in names_after:
+            records_after[names_after[example]] = records
+    shared = []
+    for example, records in records_before.items():
+        if example in records_after:
+            shared.append(SharedQuestion(example, records, records_after[example]))
+    return shared
 
 
 def _mean_score(records: Sequence[EpisodeRecord], equality: str) -> float:
     return sum(record.score(equality) for record in records) / len(records)
 
 
-def _flips(answers: Mapping[str, tuple[EpisodeRecord, EpisodeRecord]], equality: str) -> list[Flip]:
-    """The questions that exactly one of two answers has right."""
+def _flips(shared: Sequence[SharedQuestion], equality: str) -> list[Flip]:
+    """The questions that exactly one of two greedy answers has right."""
     flips = []
-    for example, (before, after) in answers.items():
+    for question in shared:
+        before = question.before[0]
+        after = question.after[0]
         gained = after.right(equality)
-        if before.right(equality) != gained:
-            flips.append(Flip(example, before.database, before.hardness, gained, before.final_sql, after.final_sql))
+        if before.right(equality) == gained:
+            continue
+        flip = Flip(
+            example_id=question.example_id,
+            database=before.database,
+            hardness=before.hardness,
+            gained=gained,
+            before_sql=before.final_sql,
+            after_sql=after.final_sql,
+        )
+        flips.append(flip)
     return flips

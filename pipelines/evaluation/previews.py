@@ -16,7 +16,7 @@ def preview_results(
     """The first rows of wrong greedy answers and of their gold queries, by (database id, SQL)."""
     n_rows: dict[tuple[Database, str], int] = {}
     for record in records:
-        if record.mode != "greedy" or not record.executable or not _is_wrong(record):
+        if not _is_wrong_result(record):
             continue
         example = examples[record.example_id]
         n_rows[example.database, record.final_sql or ""] = record.n_rows
@@ -24,16 +24,19 @@ def preview_results(
             n_rows[example.database, example.gold_sql] = record.gold_rows
     previews = {}
     results = sql.execute_many(list(n_rows), PREVIEW_ROWS)
-    for (database, text), result in zip(n_rows, results, strict=True):
+    for (database, query), result in zip(n_rows, results, strict=True):
         if result.ok:
-            columns = tuple(map(_cell_text, result.columns))
-            rows = tuple(tuple(map(_cell_text, row)) for row in result.rows)
-            previews[database.id, text] = Preview(columns, rows, n_rows[database, text])
+            columns = _cell_texts(result.columns)
+            rows = [_cell_texts(row) for row in result.rows]
+            previews[database.id, query] = Preview(columns, tuple(rows), n_rows[database, query])
     return previews
 
 
-def _is_wrong(record: EpisodeRecord) -> bool:
-    return not record.broken and any(score != 1.0 for score in record.scores.values())
+def _is_wrong_result(record: EpisodeRecord) -> bool:
+    """Whether a greedy answer ran and its result is wrong by some equality."""
+    if record.mode != "greedy" or record.broken or not record.executable:
+        return False
+    return any(score != 1.0 for score in record.scores.values())
 
 
 def preview_accepted(example: Example) -> Preview | None:
@@ -44,8 +47,13 @@ def preview_accepted(example: Example) -> Preview | None:
     header, *rows = gold["results"][0]
     first_rows = []
     for row in rows[:PREVIEW_ROWS]:
-        first_rows.append(tuple(_cell_text(cell or None) for cell in row))
+        cells = [cell or None for cell in row]  # an empty cell of a file equals NULL
+        first_rows.append(_cell_texts(cells))
     return Preview(tuple(header), tuple(first_rows), len(rows))
+
+
+def _cell_texts(cells: Sequence[Scalar]) -> tuple[str, ...]:
+    return tuple(map(_cell_text, cells))
 
 
 def _cell_text(value: Scalar) -> str:

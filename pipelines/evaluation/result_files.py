@@ -8,7 +8,7 @@ reads as a number is one, and an empty cell equals NULL.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pipelines.core.errors import DataError
 from pipelines.core.types import AcceptedResults, Database, Example, ExecutionResult, ExecutionStatus, text_of
@@ -55,8 +55,8 @@ def _require_gold(examples: Sequence[Example], by_files: bool) -> None:
     """Refuse examples without accepted results, or without a gold query."""
     without_gold = []
     for example in examples:
-        has_gold = example.annotations.gold_results is not None if by_files else bool(example.gold_sql)
-        if not has_gold:
+        gold = example.annotations.gold_results if by_files else example.gold_sql
+        if not gold:
             without_gold.append(example.id)
     if without_gold:
         lack = "accepted results" if by_files else "gold SQL"
@@ -72,38 +72,58 @@ def _results(pairs: Sequence[Pair], sql: SqlEngine) -> Results:
     for pair in pairs:
         if pair.predicted_sql is not None:
             jobs[pair.database, pair.predicted_sql] = None
-    return dict(zip(jobs, sql.execute_many(list(jobs)), strict=True))
+    results = sql.execute_many(list(jobs))
+    return dict(zip(jobs, results, strict=True))
 
 
 def _verdict(gold: AcceptedResults, pair: Pair, results: Results) -> Verdict:
-    n_gold = len(gold["results"][0]) - 1
+    header_and_rows = gold["results"][0]
+    n_gold_rows = len(header_and_rows) - 1
     if pair.predicted_sql is None:
-        return Verdict({EQUALITY: 0.0}, None, ExecutionStatus.OK, None, 0, n_gold)
+        return Verdict({EQUALITY: 0.0}, None, ExecutionStatus.OK, None, 0, n_gold_rows)
     result = results[pair.database, pair.predicted_sql]
-    scores = {EQUALITY: score(gold, result)}
-    return Verdict(scores, result.status, ExecutionStatus.OK, result.error_class, len(result.rows), n_gold)
+    return Verdict(
+        scores={EQUALITY: score(gold, result)},
+        predicted=result.status,
+        gold=ExecutionStatus.OK,
+        error_class=result.error_class,
+        n_rows=len(result.rows),
+        gold_rows=n_gold_rows,
+    )
 
 
 def score(gold: AcceptedResults, result: ExecutionResult) -> float:
     """1.0 when some accepted result's columns are all among the answer's, else 0.0."""
     if not result.ok or result.truncated:
         return 0.0
-    # Values as they stand in a CSV file that pandas writes.
-    rows_of_text = [["" if cell is None else text_of(cell) for cell in row] for row in result.rows]
-    ordered = not gold["ignore_order"]
-    answer = _columns(rows_of_text, len(result.columns), ordered)
+    is_ordered = not gold["ignore_order"]
+    answer = _columns(_csv_rows(result), len(result.columns), is_ordered)
     for (header, *rows), counted in zip(gold["results"], gold["columns"], strict=True):
-        accepted = _columns(rows, len(header), ordered)
+        if len(rows) != len(result.rows):
+            continue
+        accepted = _columns(rows, len(header), is_ordered)
         if counted:
             accepted = [accepted[index] for index in counted]
-        if len(rows) == len(result.rows) and all(_has_column(answer, column) for column in accepted):
+        if all(_has_column(answer, column) for column in accepted):
             return 1.0
     return 0.0
 
 
+def _csv_rows(result: ExecutionResult) -> list[list[str]]:
+    """A result's values as they stand in a CSV file that pandas writes."""
+    rows = []
+    for row in result.rows:
+        rows.append(["" if cell is None else text_of(cell) for cell in row])
+    return rows
+
+
 def _has_column(table: Sequence[Column], column: Column) -> bool:
     """Whether a table has a column with these cells; both have as many rows."""
-    return any(all(map(_close, column, other)) for other in table)
+    return any(_are_close(column, candidate) for candidate in table)
+
+
+def _are_close(first: Column, second: Column) -> bool:
+    return all(map(_close, first, second))
 
 
 def _columns(rows: Sequence[Sequence[str]], width: int, ordered: bool = True) -> list[Column]:
@@ -122,18 +142,25 @@ def _typed_cells(texts: Sequence[str]) -> Column:
     """The cells of a column: truth values as numbers, numbers, or texts; missing ones are None."""
     present = [text for text in texts if text not in MISSING]
     if present and all(text in _TRUTH for text in present):
-        return [float(_TRUTH[text]) if text in _TRUTH else None for text in texts]
+        return _converted(texts, lambda text: float(_TRUTH[text]))
     if not all(_NUMBER.fullmatch(text) for text in present):
-        return [None if text in MISSING else text for text in texts]
-    is_whole = len(present) == len(texts) and all(_INTEGER.fullmatch(text) for text in present)
-    if is_whole:
+        return _converted(texts, str)
+    has_missing = len(present) < len(texts)
+    if not has_missing and all(_INTEGER.fullmatch(text) for text in present):
         return [int(text) for text in texts]
-    return [None if text in MISSING else float(text) for text in texts]
+    return _converted(texts, float)
+
+
+def _converted(texts: Sequence[str], convert: Callable[[str], Cell]) -> Column:
+    """The cells with their texts converted, but for the missing ones."""
+    return [None if text in MISSING else convert(text) for text in texts]
 
 
 def _unordered_key(cell: Cell) -> tuple[str, bool]:
     """The evaluator's order of cells: its missing cells are NaN and sort as that text."""
-    return ("nan" if cell is None else str(cell), isinstance(cell, int | float))
+    text = "nan" if cell is None else str(cell)
+    is_number = isinstance(cell, int | float)
+    return text, is_number
 
 
 def _close(first: Cell, second: Cell) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 import random
 import statistics
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
@@ -79,8 +80,10 @@ def wilson(successes: float, n: int) -> tuple[float, float]:
         raise ValueError(f"no proportion: {successes} of {n}")
     z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
     share = successes / n
-    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    shrinkage = 1 + z * z / n
+    centre = (share + z * z / (2 * n)) / shrinkage
+    variance = share * (1 - share) / n + z * z / (4 * n * n)
+    half = z / shrinkage * math.sqrt(variance)
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == n else centre + half
     return low, high
@@ -101,13 +104,16 @@ def estimate(scores: Sequence[float], clusters: Sequence[Hashable], seed: int = 
     n = len(scores)
     groups = _grouped(scores, clusters)
     total = math.fsum(scores)
+    is_constant = min(scores) == max(scores)
+    is_binary = set(scores) <= {0.0, 1.0}
     method: Method
-    if min(scores) == max(scores) or (len(groups) < MIN_CLUSTERS and set(scores) <= {0.0, 1.0}):
+    if is_constant or (is_binary and len(groups) < MIN_CLUSTERS):
         method = "wilson"
-        low, high = wilson(min(max(total, 0.0), n), n)
+        successes = min(max(total, 0.0), n)
+        low, high = wilson(successes, n)
     elif len(groups) < MIN_CLUSTERS:
         method = "bootstrap by question"
-        low, high = bootstrap([(score, 1) for score in scores], seed)
+        low, high = bootstrap(_single_units(scores), seed)
     else:
         method = "bootstrap by database"
         low, high = bootstrap(groups, seed)
@@ -122,34 +128,50 @@ def paired(
     Whole databases are resampled, or single questions when there are fewer than `MIN_CLUSTERS`; differences that are
     all equal get the reach of Wilson's interval of 0 in n; of counts, in units of that difference.
     """
-    differences = [b - a for a, b in zip(before, after, strict=True)]
+    differences = [new - old for old, new in zip(before, after, strict=True)]
     if not differences:
         return None
     n = len(differences)
     groups = _grouped(differences, clusters)
     by_database = len(groups) >= MIN_CLUSTERS
-    units = groups if by_database else [(difference, 1) for difference in differences]
-    mean = math.fsum(differences) / n
+    units = groups if by_database else _single_units(differences)
+    mean_difference = math.fsum(differences) / n
     method: Method
     if min(differences) == max(differences):
-        reach = wilson(0, n)[1]  # a bootstrap would be surer than so many questions allow
-        scale = max(1.0, abs(mean))  # counts may differ by more than a share does
         method = "wilson"
-        low = max(mean - scale * reach, -scale)
-        high = min(mean + scale * reach, scale)
+        low, high = _interval_of_equal(mean_difference, n)
     else:
         method = "bootstrap by database" if by_database else "bootstrap by question"
         low, high = bootstrap(units, seed)
-    p = sign_flip([total for total, _ in units], seed)
-    return Paired(mean, low, high, p, n, len(groups), method)
+    unit_sums = [total for total, _ in units]
+    p_value = sign_flip(unit_sums, seed)
+    return Paired(mean_difference, low, high, p_value, n, len(groups), method)
+
+
+def _interval_of_equal(difference: float, n: int) -> tuple[float, float]:
+    """The interval of n equal differences: a bootstrap would be surer than so many questions allow."""
+    _, reach = wilson(0, n)
+    scale = max(1.0, abs(difference))  # counts may differ by more than a share does
+    low = max(difference - scale * reach, -scale)
+    high = min(difference + scale * reach, scale)
+    return low, high
+
+
+def _single_units(scores: Sequence[float]) -> list[tuple[float, int]]:
+    """(sum, count) of each question as a unit of its own."""
+    return [(score, 1) for score in scores]
 
 
 def _grouped(scores: Sequence[float], clusters: Sequence[Hashable]) -> list[tuple[float, int]]:
     """(sum, count) of each cluster, in the order of first appearance."""
-    members: dict[Hashable, list[float]] = {}
+    scores_by_cluster: dict[Hashable, list[float]] = {}
     for score, cluster in zip(scores, clusters, strict=True):
-        members.setdefault(cluster, []).append(score)
-    return [(math.fsum(values), len(values)) for values in members.values()]
+        scores_by_cluster.setdefault(cluster, []).append(score)
+    units = []
+    for members in scores_by_cluster.values():
+        total = math.fsum(members)
+        units.append((total, len(members)))
+    return units
 
 
 def bootstrap(
@@ -164,12 +186,18 @@ def bootstrap(
     means = []
     for _ in range(resamples):
         resample = draw.choices(units, k=len(units))
-        means.append(sum(total for total, _ in resample) / sum(count for _, count in resample))
+        totals, counts = zip(*resample, strict=True)
+        means.append(sum(totals) / sum(counts))
     means.sort()
-    shares = (1 - confidence) / 2, (1 + confidence) / 2
-    # Nearest-rank quantiles.
-    low, high = (means[max(math.ceil(share * resamples) - 1, 0)] for share in shares)
+    low = _nearest_rank(means, (1 - confidence) / 2)
+    high = _nearest_rank(means, (1 + confidence) / 2)
     return low, high
+
+
+def _nearest_rank(ordered: Sequence[float], share: float) -> float:
+    """The nearest-rank quantile of ascending values."""
+    rank = math.ceil(share * len(ordered))
+    return ordered[max(rank - 1, 0)]
 
 
 def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
@@ -181,16 +209,30 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
     Args:
         differences: (M,) one a unit that is flipped as a whole: a database's summed difference.
     """
-    moved = [difference for difference in differences if difference]
-    observed = abs(math.fsum(moved)) - 1e-12  # sums in another order differ in the last bit
-    if len(moved) <= EXACT_CLUSTERS:
-        flips: Iterable[Sequence[int]] = itertools.product((1, -1), repeat=len(moved))
-    else:
-        draw = random.Random(seed)
-        flips = (draw.choices((1, -1), k=len(moved)) for _ in range(FLIPS))
-    sums = (sum(sign * value for sign, value in zip(signs, moved, strict=True)) for signs in flips)
-    extreme = sum(abs(total) >= observed for total in sums)
-    return extreme / (1 << len(moved)) if len(moved) <= EXACT_CLUSTERS else (extreme + 1) / (FLIPS + 1)
+    nonzero = [difference for difference in differences if difference]
+    if len(nonzero) <= EXACT_CLUSTERS:
+        all_flips = itertools.product((1, -1), repeat=len(nonzero))
+        n_flips = 1 << len(nonzero)
+        return _count_extreme(all_flips, nonzero) / n_flips
+    n_extreme = _count_extreme(_random_flips(len(nonzero), seed), nonzero)
+    return (n_extreme + 1) / (FLIPS + 1)
+
+
+def _count_extreme(flips: Iterable[Sequence[int]], differences: Sequence[float]) -> int:
+    """The number of flips under which the sum is at least as far from 0 as the observed one."""
+    observed = abs(math.fsum(differences)) - 1e-12  # sums in another order differ in the last bit
+    n_extreme = 0
+    for signs in flips:
+        total = sum(map(operator.mul, signs, differences))
+        n_extreme += abs(total) >= observed
+    return n_extreme
+
+
+def _random_flips(n_units: int, seed: int) -> Iterator[Sequence[int]]:
+    """`FLIPS` draws of a sign for each unit."""
+    draw = random.Random(seed)
+    for _ in range(FLIPS):
+        yield draw.choices((1, -1), k=n_units)
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -199,8 +241,9 @@ def mcnemar(gained: int, lost: int) -> float:
     `gained` and `lost` are the questions that only the second, or only the first system has right.
     """
     n = gained + lost
-    tail = sum(math.comb(n, i) for i in range(min(gained, lost) + 1))
-    return min(tail / (1 << n) * 2, 1.0)
+    n_extreme = sum(math.comb(n, i) for i in range(min(gained, lost) + 1))
+    one_sided = n_extreme / (1 << n)
+    return min(2 * one_sided, 1.0)
 
 
 def pairs_needed(discordant: float, difference: float) -> int:
@@ -248,16 +291,58 @@ STUDENT = (
 Scores = Mapping[str, tuple[str, float]]  # database and value of one run's answer, by question
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ScoresByQuestion:
+    """The scores of several runs (one a seed), question by question."""
+
+    databases: Sequence[Hashable]  # (N,) the database of each question
+    rows: Sequence[Mapping[int, float]]  # (N,) scores by the number of the run; a broken episode has none
+    n_runs: int  # runs with at least one score
+
+    @classmethod
+    def of(cls, runs: Sequence[Scores]) -> ScoresByQuestion:
+        """The scores of these runs; a run without scores is left out and has no number."""
+        databases: dict[str, Hashable] = {}
+        rows: dict[str, dict[int, float]] = {}
+        nonempty = [run for run in runs if run]
+        for number, run in enumerate(nonempty):
+            for question, (database, value) in run.items():
+                databases.setdefault(question, database)
+                rows.setdefault(question, {})[number] = value
+        return cls(list(databases.values()), list(rows.values()), len(nonempty))
+
+    @property
+    def averages(self) -> list[float]:
+        """(N,) the mean of each question over its runs."""
+        return [statistics.fmean(row.values()) for row in self.rows]
+
+    @property
+    def values(self) -> list[float]:
+        """All scores, question by question."""
+        values: list[float] = []
+        for row in self.rows:
+            values += row.values()
+        return values
+
+    @property
+    def vary_by_run(self) -> bool:
+        """Whether there are several runs, and two scores that differ."""
+        return self.n_runs > 1 and len(set(self.values)) > 1
+
+    def of_run(self, number: int) -> list[float]:
+        """The scores of one run."""
+        return [row[number] for row in self.rows if number in row]
+
+
 def mean(runs: Sequence[Scores], seed: int = 0) -> Estimate | None:
     """The mean over questions and runs (one a seed) of scores in [0, 1], with its 95 % interval; None without any."""
-    databases, rows, n_runs = _by_question(runs)
-    plain = estimate([math.fsum(row.values()) / len(row) for row in rows], databases, seed)
-    values = [value for row in rows for value in row.values()]
-    if plain is None or n_runs == 1 or min(values) == max(values):
+    scores = ScoresByQuestion.of(runs)
+    plain = estimate(scores.averages, scores.databases, seed)
+    if plain is None or not scores.vary_by_run:
         return plain
-    low, high, method = _interval(databases, rows, n_runs, seed)
-    within = max(low, 0.0), min(high, 1.0)
-    return Estimate(math.fsum(values) / len(values), *within, plain.n, plain.n_clusters, method)
+    low, high, method = _interval(scores, seed)
+    average = statistics.fmean(scores.values)
+    return Estimate(average, max(low, 0.0), min(high, 1.0), plain.n, plain.n_clusters, method)
 
 
 def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0) -> Paired | None:
@@ -266,25 +351,34 @@ def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0)
     Both have one run a seed, in the same order. The p-value is of the databases alone, as if other seeds would train
     the same policies.
     """
-    differences: list[dict[str, tuple[str, float]]] = []
-    for old, new in zip(before, after, strict=True):
-        of_run = {}
-        for question, (database, value) in new.items():
-            if question in old:
-                of_run[question] = (database, value - old[question][1])
-        differences.append(of_run)
-    databases, rows, n_runs = _by_question(differences)
-    averages = [math.fsum(row.values()) / len(row) for row in rows]
-    plain = paired([0.0] * len(averages), averages, databases, seed)
-    values = [value for row in rows for value in row.values()]
-    if plain is None or n_runs == 1 or min(values) == max(values):
+    runs = [_differences(old, new) for old, new in zip(before, after, strict=True)]
+    differences = ScoresByQuestion.of(runs)
+    averages = differences.averages
+    plain = paired([0.0] * len(averages), averages, differences.databases, seed)
+    if plain is None or not differences.vary_by_run:
         return plain
-    low, high, method = _interval(databases, rows, n_runs, seed)
-    bound = max(1.0, max(map(abs, values)))
-    low = max(low, -bound)
-    high = min(high, bound)
-    mean_difference = math.fsum(values) / len(values)
-    return Paired(mean_difference, low, high, plain.p_permutation, plain.n, plain.n_clusters, method)
+    low, high, method = _interval(differences, seed)
+    largest = max(map(abs, differences.values))
+    bound = max(1.0, largest)
+    return Paired(
+        difference=statistics.fmean(differences.values),
+        low=max(low, -bound),
+        high=min(high, bound),
+        p_permutation=plain.p_permutation,
+        n=plain.n,
+        n_clusters=plain.n_clusters,
+        method=method,
+    )
+
+
+def _differences(before: Scores, after: Scores) -> Scores:
+    """The differences of one run, over the questions that both answered."""
+    differences = {}
+    for question, (database, value) in after.items():
+        if question in before:
+            _, value_before = before[question]
+            differences[question] = (database, value - value_before)
+    return differences
 
 
 def deviation(values: Sequence[float]) -> float | None:
@@ -292,54 +386,47 @@ def deviation(values: Sequence[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def _by_question(runs: Sequence[Scores]) -> tuple[list[Hashable], list[dict[int, float]], int]:
-    """Each question's database, its values by the number of the run, which a broken episode lacks, and the runs."""
-    databases: dict[str, Hashable] = {}
-    rows: dict[str, dict[int, float]] = {}
-    nonempty = [run for run in runs if run]
-    for number, run in enumerate(nonempty):
-        for question, (database, value) in run.items():
-            databases.setdefault(question, database)
-            rows.setdefault(question, {})[number] = value
-    return list(databases.values()), list(rows.values()), len(nonempty)
-
-
 def student_t(runs: int) -> float:
     """Student's t for two-sided 95 % over so many runs; beyond 31 runs that of 31, which is a little wide."""
     return STUDENT[min(runs - 1, len(STUDENT)) - 1]
 
 
-def _interval(
-    databases: Sequence[Hashable], rows: Sequence[Mapping[int, float]], n_runs: int, seed: int
-) -> tuple[float, float, Method]:
+def _interval(scores: ScoresByQuestion, seed: int) -> tuple[float, float, Method]:
     """The wider of two intervals of a mean: a bootstrap of databases and seeds, and Student's t over the seeds."""
+    by_database = len(set(scores.databases)) >= MIN_CLUSTERS
+    units = scores.databases if by_database else range(len(scores.rows))
+    low, high = crossed_bootstrap(*_totals(units, scores), seed)
+    means = [statistics.fmean(scores.of_run(number)) for number in range(scores.n_runs)]
+    half = student_t(scores.n_runs) * statistics.stdev(means) / math.sqrt(scores.n_runs)
+    if 2 * half > high - low:
+        centre = statistics.fmean(means)
+        return centre - half, centre + half, "Student's t over seeds"
+    if by_database:
+        return low, high, "bootstrap by database and seed"
+    return low, high, "bootstrap by question and seed"
+
+
+def _totals(units: Sequence[Hashable], scores: ScoresByQuestion) -> tuple[Matrix, Matrix]:
+    """The sum and the number of each unit's scores in each run; both (units, runs).
+
+    Args:
+        units: (N,) the unit of each question.
+    """
     import numpy as np
 
-    # Units (databases, or questions if there are few of them) and runs are redrawn, each for itself.
-    by_database = len(set(databases)) >= MIN_CLUSTERS
-    names: Sequence[Hashable] = databases if by_database else range(len(rows))
-    unit_index = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    totals = np.zeros((len(unit_index), n_runs))
-    counts = np.zeros((len(unit_index), n_runs))
-    for name, row in zip(names, rows, strict=True):
+    unit_index = {unit: index for index, unit in enumerate(dict.fromkeys(units))}
+    totals = np.zeros((len(unit_index), scores.n_runs))
+    counts = np.zeros((len(unit_index), scores.n_runs))
+    for unit, row in zip(units, scores.rows, strict=True):
+        index = unit_index[unit]
         for number, value in row.items():
-            totals[unit_index[name], number] += value
-            counts[unit_index[name], number] += 1
-    low, high = crossed_bootstrap(totals, counts, seed)
-    means = []
-    for number in range(n_runs):
-        values = [row[number] for row in rows if number in row]
-        means.append(math.fsum(values) / len(values))
-    half = student_t(n_runs) * statistics.stdev(means) / math.sqrt(n_runs)
-    if 2 * half <= high - low:
-        method: Method = "bootstrap by database and seed" if by_database else "bootstrap by question and seed"
-        return low, high, method
-    centre = math.fsum(means) / n_runs
-    return centre - half, centre + half, "Student's t over seeds"
+            totals[index, number] += value
+            counts[index, number] += 1
+    return totals, counts
 
 
 def crossed_bootstrap(totals: Matrix, counts: Matrix, seed: int) -> tuple[float, float]:
-    """The percentile interval of sum / count over redrawn units and redrawn runs.
+    """The percentile interval of sum / count over units and runs, each redrawn for itself.
 
     Args:
         totals, counts: (units, runs).
@@ -352,6 +439,8 @@ def crossed_bootstrap(totals: Matrix, counts: Matrix, seed: int) -> tuple[float,
     of_runs = draw.multinomial(runs, np.full(runs, 1 / runs), RESAMPLES)
     sums = ((of_units @ totals) * of_runs).sum(1)
     sizes = ((of_units @ counts) * of_runs).sum(1)
-    means = np.sort(sums[sizes > 0] / sizes[sizes > 0])
-    low, high = (float(np.quantile(means, share, method="inverted_cdf")) for share in (0.025, 0.975))
-    return low, high
+    has_scores = sizes > 0
+    means = np.sort(sums[has_scores] / sizes[has_scores])
+    low = np.quantile(means, 0.025, method="inverted_cdf")
+    high = np.quantile(means, 0.975, method="inverted_cdf")
+    return float(low), float(high)

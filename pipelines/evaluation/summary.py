@@ -1,7 +1,7 @@
 """One system's evaluation as a table of figures: serialisable, with every interval beside its figure."""
 
 import dataclasses
-import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -90,12 +90,18 @@ class Summary:
             flat |= _flat_measure(name, measure)
         for error, count in self.errors.items():
             flat[f"errors_{error}"] = count
-        for prefix, levels in (("", self.by_hardness), ("difficulty_", self.by_difficulty)):
-            for level in levels:
-                if level.ex is not None:
-                    flat[f"ex_{self.equality}_{prefix}{level.name}"] = level.ex.value
-                if level.turns is not None:
-                    flat[f"turns_{prefix}{level.name}"] = level.turns.mean
+        flat |= self._flat_levels("", self.by_hardness)
+        flat |= self._flat_levels("difficulty_", self.by_difficulty)
+        return flat
+
+    def _flat_levels(self, prefix: str, levels: Sequence[Level]) -> dict[str, float]:
+        """Accuracy and turns of slices."""
+        flat = {}
+        for level in levels:
+            if level.ex is not None:
+                flat[f"ex_{self.equality}_{prefix}{level.name}"] = level.ex.value
+            if level.turns is not None:
+                flat[f"turns_{prefix}{level.name}"] = level.turns.mean
         return flat
 
 
@@ -133,33 +139,66 @@ def summarise(
     greedy = _of_mode(good, "greedy")
     sampled = _of_mode(good, "sampled")
     main = greedy or sampled
-    equalities = greedy[0].scores if greedy else ()
-    accuracies = {name: metrics.execution_accuracy(greedy, name, seed) for name in equalities}
-    points = [metrics.k_point(sampled, equality, k, rule, seed) for k in sorted(set(ks))]
-    diagnoses = [diagnosis for diagnosis in (record.wrong(equality) for record in main) if diagnosis is not None]
-    errors = Counter(diagnosis.error for diagnosis in diagnoses)
-    hints = [kind for diagnosis in diagnoses for kind in {hint.kind for hint in diagnosis.hints}]
+    errors, hints = _errors_and_hints(main, equality)
     slicer = Slicer(good, equality, seed)
+    n_broken = len(records) - len(good)
     return Summary(
         equality=equality,
         n_questions=len({record.example_id for record in good}),
         n_databases=len({record.database for record in good}),
-        n_broken=len(records) - len(good),
+        n_broken=n_broken,
         failures=_counts(record.failure for record in records if record.failure is not None),
-        ex={name: estimate for name, estimate in accuracies.items() if estimate is not None},
+        ex=_accuracies(greedy, seed),
         sampled=metrics.execution_accuracy(sampled, equality, seed),
-        points=tuple(point for point in points if point is not None),
+        points=_points(sampled, equality, ks, rule, seed),
         measured=metrics.measured(main, equality, seed, more),
-        errors={name: errors[name] for name in ERROR_CLASSES},  # all classes, so that tables of two systems line up
-        hints=_counts(hints),
+        errors=errors,
+        hints=hints,
         by_hardness=slicer.levels(lambda record: record.hardness, HARDNESS_LEVELS),
         by_difficulty=slicer.levels(lambda record: record.difficulty, DIFFICULTIES),
         by_database=slicer.levels(lambda record: record.database),
         by_links=slicer.levels(_gold_links),
         by_predicted_links=slicer.levels(_predicted_links),
         n_unasked=sum(record.stop is StopReason.UNASKED for record in records),
-        ex_with_broken=_accuracy_with_broken(records, equality) if len(good) < len(records) else None,
+        ex_with_broken=_accuracy_with_broken(records, equality) if n_broken else None,
     )
+
+
+def _accuracies(greedy: Sequence[EpisodeRecord], seed: int) -> dict[str, Estimate]:
+    """EX of greedy episodes under each equality that they were judged by."""
+    accuracies: dict[str, Estimate] = {}
+    if not greedy:
+        return accuracies
+    for equality in greedy[0].scores:
+        accuracy = metrics.execution_accuracy(greedy, equality, seed)
+        if accuracy is not None:
+            accuracies[equality] = accuracy
+    return accuracies
+
+
+def _points(
+    sampled: Sequence[EpisodeRecord], equality: str, ks: Sequence[int], rule: Rule, seed: int
+) -> tuple[KPoint, ...]:
+    """The points of the curves over k, by ascending k; without those that no question has enough samples for."""
+    points = []
+    for k in sorted(set(ks)):
+        point = metrics.k_point(sampled, equality, k, rule, seed)
+        if point is not None:
+            points.append(point)
+    return tuple(points)
+
+
+def _errors_and_hints(records: Sequence[EpisodeRecord], equality: str) -> tuple[dict[str, int], dict[str, int]]:
+    """The wrong episodes by error class, and by each kind of clue that they have."""
+    errors: Counter[str] = Counter()
+    hints: list[str] = []
+    for record in records:
+        diagnosis = record.wrong(equality)
+        if diagnosis is not None:
+            errors[diagnosis.error] += 1
+            hints += {hint.kind for hint in diagnosis.hints}
+    by_class: dict[str, int] = {name: errors[name] for name in ERROR_CLASSES}  # all, so that two tables line up
+    return by_class, _counts(hints)
 
 
 def _of_mode(records: Iterable[EpisodeRecord], mode: Mode) -> list[EpisodeRecord]:
@@ -168,27 +207,34 @@ def _of_mode(records: Iterable[EpisodeRecord], mode: Mode) -> list[EpisodeRecord
 
 def _counts(words: Iterable[str]) -> dict[str, int]:
     """The number of times that each word comes, the most frequent first."""
-    return dict(sorted(Counter(words).items(), key=lambda item: (-item[1], item[0])))
+    counts = Counter(words)
+    by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: counts[word] for word in by_frequency}
 
 
 def _gold_links(record: EpisodeRecord) -> str:
     """The number of columns that gold reads, as text that sorts: "   2", "  10"; "" without a gold schema."""
-    return "" if record.linking is None else f"{record.linking.columns.gold:4d}"
+    if record.linking is None:
+        return ""
+    return f"{record.linking.columns.gold:4d}"
 
 
 def _predicted_links(record: EpisodeRecord) -> str:
     """The number of columns that the answer reads, as text that sorts; "" without a gold schema."""
-    return "" if record.linking is None else f"{record.linking.columns.predicted:4d}"
+    if record.linking is None:
+        return ""
+    return f"{record.linking.columns.predicted:4d}"
 
 
 def _accuracy_with_broken(records: Sequence[EpisodeRecord], equality: str) -> float:
     """EX with broken episodes counted as wrong: of the greedy episodes, or of the samples if there are none."""
     counted = _of_mode(records, "greedy") or records
+    groups = metrics.group(counted, lambda record: record.example_id)
     means = []
-    for members in metrics.group(counted, lambda record: record.example_id).values():
+    for members in groups.values():
         scores = [0.0 if record.broken else record.score(equality) for record in members]
-        means.append(math.fsum(scores) / len(scores))
-    return math.fsum(means) / len(means)
+        means.append(statistics.fmean(scores))
+    return statistics.fmean(means)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,10 +247,11 @@ class Slicer:
 
     def levels(self, name_of: Callable[[EpisodeRecord], str], order: Sequence[str] = ()) -> tuple[Level, ...]:
         """The figures of each slice, in the given order, then by name; records without a name are in none."""
-        groups = metrics.group((record for record in self.records if name_of(record)), name_of)
-        first = [name for name in order if name in groups]
-        rest = sorted(set(groups) - set(order))
-        return tuple(self._level(name, groups[name]) for name in (*first, *rest))
+        groups = metrics.group(self.records, name_of)
+        groups.pop("", None)
+        names = [name for name in order if name in groups]
+        names += sorted(set(groups) - set(order))
+        return tuple(self._level(name, groups[name]) for name in names)
 
     def _level(self, name: str, records: Sequence[EpisodeRecord]) -> Level:
         greedy = _of_mode(records, "greedy")

@@ -11,7 +11,8 @@ import hashlib
 import itertools
 import math
 import random
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pipelines.core.types import ExecutionResult, text_of
@@ -77,8 +78,11 @@ def signature(result: ExecutionResult, form: Form = "bag") -> str | None:
     if not result.ok:
         return None
     rows = ["\x1e".join(map(_canonical, row)) for row in result.rows]
-    text = "\x1d".join([str(len(result.columns)), *sorted(set(rows) if form == "set" else rows)])
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+    rows = sorted(set(rows) if form == "set" else rows)
+    width = str(len(result.columns))
+    text = "\x1d".join([width, *rows])
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12)
+    return digest.hexdigest()
 
 
 def _canonical(cell: object) -> str:
@@ -101,17 +105,24 @@ def vote(candidates: Sequence[Candidate], rule: Rule = PLAIN) -> Vote:
     if not candidates:
         raise ValueError("a vote needs candidates")
     ordered = sorted(candidates, key=lambda candidate: candidate.sample)
-    voters = [candidate for candidate in ordered if rule.failing == "vote" or candidate.signature is not None]
-    if rule.empty == "last":
-        voters = [candidate for candidate in voters if not candidate.empty] or voters
+    voters = _voters(ordered, rule)
+    if not voters:
+        return Vote(ordered[0], tied=False)
     groups: dict[str | None, list[Candidate]] = {}
     for candidate in voters:
         groups.setdefault(candidate.signature, []).append(candidate)
-    if not groups:
-        return Vote(ordered[0], tied=False)
     sizes = [len(group) for group in groups.values()]
     best = max(groups.values(), key=len)  # the first of the largest: groups stand by their earliest sample
     return Vote(best[0], tied=sizes.count(len(best)) > 1)
+
+
+def _voters(candidates: Sequence[Candidate], rule: Rule) -> list[Candidate]:
+    """The candidates that may vote."""
+    voters = [candidate for candidate in candidates if rule.failing == "vote" or candidate.signature is not None]
+    if rule.empty == "vote":
+        return voters
+    with_rows = [candidate for candidate in voters if not candidate.empty]
+    return with_rows or voters
 
 
 def majority_at_k(candidates: Sequence[Candidate], k: int, rule: Rule = PLAIN, seed: int = 0) -> Consensus:
@@ -122,13 +133,11 @@ def majority_at_k(candidates: Sequence[Candidate], k: int, rule: Rule = PLAIN, s
     """
     if not 1 <= k <= len(candidates):
         raise ValueError(f"no majority@{k} of {len(candidates)} candidates")
-    if math.comb(len(candidates), k) <= MAX_SUBSETS:
-        subsets = list(itertools.combinations(candidates, k))
-    else:
+    subsets: Iterable[Sequence[Candidate]] = itertools.combinations(candidates, k)
+    if math.comb(len(candidates), k) > MAX_SUBSETS:
         draw = random.Random(seed)
-        subsets = [tuple(draw.sample(candidates, k)) for _ in range(MAX_SUBSETS)]
+        subsets = [draw.sample(candidates, k) for _ in range(MAX_SUBSETS)]
     votes = [vote(subset, rule) for subset in subsets]
-    return Consensus(
-        score=math.fsum(vote.winner.score for vote in votes) / len(votes),
-        tied=sum(vote.tied for vote in votes) / len(votes),
-    )
+    score = statistics.fmean(vote.winner.score for vote in votes)
+    n_tied = sum(vote.tied for vote in votes)
+    return Consensus(score, tied=n_tied / len(votes))
