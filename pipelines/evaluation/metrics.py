@@ -4,7 +4,6 @@ Broken records are left out everywhere. Where a question has several samples, it
 """
 
 import dataclasses
-
 import math
 import operator
 import statistics
