@@ -1,7 +1,10 @@
 """Writes docs/reference/deviations.md from conf/deviations: `python docs/build_deviations.py`."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout, not an installed copy
 
 from pipelines.recipe import deviations
 from pipelines.recipe.deviations import PAPERS, Deviation

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout, not an installed copy
+
 from laboratory_figures import STYLE_OF, Tested, figure, forest, standalone
 
 from pipelines.core.errors import DataError, SqltrainError

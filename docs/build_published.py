@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout, not an installed copy
+
 from pipelines.report import writer
 from pipelines.report.data import report_of_predictions
 from pipelines.sql.engine import Limits, SqlEngine

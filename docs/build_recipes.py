@@ -2,9 +2,12 @@
 
 import functools
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout, not an installed copy
 
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe

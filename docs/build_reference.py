@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 import types
 import typing
 from collections import Counter
@@ -13,6 +14,8 @@ from typing import Any
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout, not an installed copy
 
 from flows.cli import every_command
 from pipelines.core.registry import ALL, METRICS, Registry
@@ -299,7 +302,7 @@ def parts_page() -> str:
 
 
 def _parts(registry: Registry[Any]) -> Iterator[str]:
-    keys = ", ".join(f"`{field.replace('.*', '')}`" for field in registry.fields)
+    keys = ", ".join(f"`{_recipe_key(field)}`" for field in registry.fields)
     names = [name for name in sorted(registry) if registry.entry(name).module.startswith("pipelines.")]
     yield f"## {registry.noun[0].upper() + registry.noun[1:]}\n"
     yield f"{f'Named in {keys}.' if keys else 'Told by the suffix of a file or the start of an address.'}\n"
@@ -314,6 +317,14 @@ def _parts(registry: Registry[Any]) -> Iterator[str]:
             first = inspect.getdoc(part.function) or ""
             yield f"| `{name}` | {_options(registry, name)} | {_cell(first.partition(chr(10) * 2)[0])} |"
     yield ""
+
+
+def _recipe_key(field: str) -> str:
+    """A field of a registry as recipes write it: a stage sees one of the benchmarks that `data.test` lists."""
+    section, _, rest = field.replace(".*", "").partition(".")
+    if section == "benchmark":
+        section = "data.test"
+    return f"{section}.{rest}"
 
 
 def _options(registry: Registry[Any], name: str) -> str:

@@ -48,13 +48,13 @@ data:
   test: [{kind: tabs, path: PATH, options: {database: shop.sqlite}}]
 rewards:
   - {term: exec, weight: 5}
-  - {term: short, weight: 0.5, options: {characters: 120}}
+  - {term: my_short, weight: 0.5, options: {characters: 120}}
 execution: {equality: cents}
 evaluation: {equalities: [strict, cents], metrics: [empty]}
 rollout: {policy: program, options: {sql: SELECT 2}}
 filter: {drop: [star]}
-grpo: {drop: [malformed, star], loss: reinforce}
-sft: {optimizer: {kind: sgd, lr: 0.1, options: {momentum: 0.5}}}
+grpo: {drop: [malformed, star], loss: my_reinforce}
+sft: {optimizer: {kind: my_sgd, lr: 0.1, options: {momentum: 0.5}}}
 """
 ASKING = {"difficulty", "grpo", "evaluate_model", "evaluate_sft", "evaluate_grpo"}  # stages that ask the policy
 
@@ -81,13 +81,19 @@ def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder, tmp
     action = polite.parse("<think>hm</think>\n<sql>SELECT 1</sql>")
     assert action.kind is ActionKind.SQL
     assert polite.observe(action, None, 3).endswith("Please answer within 3 turns.")
-    assert REWARDS["short"].pay.__doc__ == "1 if the final SQL has at most that many characters."
+    assert REWARDS["my_short"].pay.__doc__ == "1 if the final SQL has at most that many characters."
 
 
 def test_grpo_refuses_the_policy_of_an_example(folder):
     recipe = recipes.load(str(folder / "mine.yaml"))
     with pytest.raises(RecipeError, match=r"rollout.policy=program cannot be sent the weights that GRPO trains"):
         combinations.check(recipe)
+
+
+@pytest.mark.parametrize("setting", ["clip_low=0.1", "clip_high=0.4", "level=sequence"])
+def test_a_loss_without_an_importance_ratio_refuses_settings_of_the_ratio(folder, setting):
+    with pytest.raises(RecipeError, match=rf"grpo\.{setting} does nothing for grpo\.loss=my_reinforce\. Leave it out"):
+        combinations.check(recipes.load(str(folder / "mine.yaml"), [f"grpo.{setting}", "rollout={policy: vllm}"]))
 
 
 def test_a_workers_verdict_is_that_of_a_plugins_equality_on_a_plugins_dialect(folder):
@@ -152,13 +158,16 @@ def test_a_metric_that_is_declared_once_stands_in_summary_tables_page_and_csv(fo
         ("grpo.drop=[malformd]", r"grpo.drop.0: there is no filter rule 'malformd'. Did you mean 'malformed'"),
         ("rollout.policy=programm", r"rollout.policy: there is no policy 'programm'. Did you mean 'program'"),
         ("rollout.options={sql: 3}", r"option 'sql' of policy 'program': Input should be a valid string"),
-        ("grpo.loss=reinforc", r"grpo.loss: there is no loss 'reinforc'. Did you mean 'reinforce'\? There are: grpo"),
-        ("sft.optimizer.kind=sdg", r"sft.optimizer.kind: there is no optimizer 'sdg'. Did you mean 'sgd'"),
-        ("sft.optimizer.options={momentum: much}", r"option 'momentum' of optimizer 'sgd': Input should be a valid"),
+        (
+            "grpo.loss=reinforc",
+            r"grpo.loss: there is no loss 'reinforc'. Did you mean 'my_reinforce'\? There are: ",
+        ),
+        ("sft.optimizer.kind=my_sdg", r"sft.optimizer.kind: there is no optimizer 'my_sdg'. Did you mean 'my_sgd'"),
+        ("sft.optimizer.options={momentum: much}", r"option 'momentum' of optimizer 'my_sgd': Input should be a valid"),
         ("grpo.optimizer.options={lr_rest: 1.0}", r"optimizer 'adamw' has no option 'lr_rest'. It has: none"),
         (
-            "rewards.short.options.characters=many",
-            r"rewards.1.options: option 'characters' of reward term 'short': Input should be a valid integer",
+            "rewards.my_short.options.characters=many",
+            r"rewards.1.options: option 'characters' of reward term 'my_short': Input should be a valid integer",
         ),
         ("data.test.0.options={}", r"option 'database' of reader 'tabs': Field required"),
     ],
@@ -284,6 +293,6 @@ def test_an_installed_package_needs_no_line_in_a_recipe(folder):
     for name, value in values.items():
         script = script.replace(name, repr(str(value)))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    parts = ["equality cents", "filter rule star", "loss reinforce", "metric empty", "optimizer sgd"]
-    expected = [*parts, "policy program", "protocol polite", "reader tabs", "reward term short"]
+    parts = ["equality cents", "filter rule star", "loss my_reinforce", "metric empty", "optimizer my_sgd"]
+    expected = [*parts, "policy program", "protocol polite", "reader tabs", "reward term my_short"]
     assert done.stdout == f"{expected} ['SQL dialect geopackage']\n{{'cents': 1.0}}\n", done.stderr

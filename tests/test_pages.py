@@ -4,6 +4,7 @@ import ast
 import csv
 import importlib
 import importlib.util
+import os
 import re
 import shlex
 import shutil
@@ -287,6 +288,24 @@ def builder():
 def test_a_page_is_what_the_code_says(builder, name):
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert written == builder.PAGES[name](), "run: python docs/build_reference.py"
+
+
+@pytest.mark.parametrize("name", ["reference", "deviations", "recipes"])
+def test_a_builder_reads_its_own_checkout_and_no_installed_copy(tmp_path, name):
+    for package in ("pipelines", "flows"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("raise ImportError('the installed copy')")
+    code = f"import runpy; runpy.run_path({str(ROOT / 'docs' / f'build_{name}.py')!r})"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    succeeded(subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True))
+
+
+def test_the_page_of_parts_names_keys_that_recipes_have(builder):
+    for line in builder.parts_page().splitlines():
+        if line.startswith("Named in "):
+            for key in re.findall(r"`([\w.]+)`", line):
+                assert key.split(".")[0] in Recipe.model_fields, key
 
 
 def sections(builder, kind=Recipe):

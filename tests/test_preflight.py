@@ -15,6 +15,7 @@ from pipelines.protocols.base import build
 from pipelines.recipe import recipes
 from pipelines.stages import graph, preflight, prompt_fit, train
 from pipelines.stages.context import Silent, examples
+from pipelines.stages.evaluation_request import EvaluationRequest, open_evaluation
 
 ENDPOINTS = """
 good: {base_url: 'http://localhost:1', model: m}
@@ -45,7 +46,7 @@ def look(store, *overrides, until=None):
         (["gold_schema.extractors=[gone]"], "no endpoint 'gone'"),
         (["rewards=[{term: exec}, {term: judge, options: {by: gone}}]"], "no endpoint 'gone'"),
         # What a later stage would refuse.
-        (["protocol.prompt=nope"], "nope"),
+        (["protocol.prompt=compakt"], r"Did you mean compact\? There are: bare, brief, (?!.*phases)"),
         (["rewards.exec.options.foo=1"], "foo"),
         (["protocol.schema_view=filtered"], "needs a linker"),
         (["difficulty.explore=10", "difficulty.explore_parts=[1, 2, 3, 4]"], "4 parts for"),
@@ -59,6 +60,18 @@ def test_a_wrong_setting_is_named_first(tmp_path, overrides, said):
     with pytest.raises(RecipeError, match=said) as refused:
         look(tmp_path, *overrides)
     assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("until", ["data", "model"])
+def test_a_prompt_that_is_not_there_is_refused_before_stages_that_show_none(tmp_path, until):
+    with pytest.raises(RecipeError, match=r"protocol\.prompt=nope: the protocol react has no such prompt"):
+        look(tmp_path, "protocol.prompt=nope", until=until)
+
+
+def test_an_evaluation_of_another_policy_refuses_a_prompt_before_it_reads_questions(tmp_path):
+    request = EvaluationRequest("miniature", ["protocol.prompt=nope"], str(tmp_path), "oracle", None, None, None, None)
+    with pytest.raises(RecipeError, match=r"protocol\.prompt=nope: the protocol react has no such prompt"):
+        open_evaluation(request, print)
 
 
 def test_what_training_needs_of_this_machine_is_looked_for_before_the_first_stage(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ Either way its module is imported, and its decorators register what it adds:
 
     from pipelines.core.registry import reward
 
-    @reward("short")
+    @reward("my_short")
     def short(outcome, characters: int = 200) -> float:
         return float(len(outcome.trajectory.final_sql or "") <= characters)
 
@@ -137,6 +137,10 @@ class OptimizerMaker(NamedTuple):
     whole_matrices: bool = False  # it must see whole matrices, which DeepSpeed cuts up.
 
 
+# Settings of `grpo` about the importance ratio.
+RATIO_SETTINGS = ("clip_low", "clip_high", "level")
+
+
 class LossFunction(NamedTuple):
     """A loss of GRPO."""
 
@@ -146,6 +150,8 @@ class LossFunction(NamedTuple):
     # it averages over each micro-batch by itself: its rows then stay together.
     by_micro_batch: bool = False
     trl: str = ""  # TRL's name of the same loss, whose code then computes it for the full track.
+    # Those settings of `grpo` about the importance ratio that change the loss; () for a loss without a ratio.
+    settings: tuple[str, ...] = RATIO_SETTINGS
 
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionS
 from pipelines.curation.card import LICENCES, UNKNOWN
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Summary
-from pipelines.protocols.base import Protocol, build, read_prompt
+from pipelines.protocols.base import Protocol, build
 from pipelines.recipe.checkpoint import CheckpointCard, read_card, require_sound
 from pipelines.recipe.yaml_files import yaml_text
 from pipelines.rollout.gguf_model import is_gguf
@@ -291,7 +291,7 @@ def _prompting(card: CheckpointCard, name: str) -> Iterator[str]:
     """The prompt, the tool protocol, and code that has one turn."""
     protocol = build(card.protocol)
     yield "## How it is asked"
-    for role, text in read_prompt(protocol.prompt_file).items():
+    for role, text in protocol.read_prompt().items():
         about = f"The {role} message (`$schema`, `$question` and other words with a `$` are put in):"
         yield f"{about}\n\n{_code_block(text.template.rstrip())}"
     yield _protocol_table(card, protocol)

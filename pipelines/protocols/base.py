@@ -1,6 +1,7 @@
 """The contract of a protocol: how a prompt is put, a turn read, an observation shown, and where tracks are cut."""
 
 import abc
+import difflib
 import functools
 import re
 import string
@@ -21,6 +22,19 @@ from pipelines.sql.schema import Schema, Style, render
 
 PROMPTS = CONF / "protocols" / "prompts"
 ROLES = ("system", "user")
+# Words that any prompt file may hold behind a `$`.
+PLACEHOLDERS = (
+    "database",
+    "engine",
+    "evidence",
+    "max_turns",
+    "question",
+    "rows",
+    "schema",
+    "schema_note",
+    "thought",
+    "tool",
+)
 UNCUT = sys.maxsize  # characters, more than any text has
 EXECUTED = (ActionKind.SQL, ActionKind.EXPLORE, ActionKind.GENERATE)
 SCHEMA_NOTES = {  # what a prompt says about a schema that is not whole
@@ -45,6 +59,8 @@ class Protocol(abc.ABC):
     # Prompts for an agent that has one turn and no look at the database, by `reasoning`; if there is none for a value,
     # any of its prompts is one. None if it has no such prompt at all.
     single_turn_prompts: ClassVar[Mapping[bool, str] | None] = None
+    sections: ClassVar[tuple[str, ...]] = ROLES  # Sections that its prompt files may have.
+    placeholders: ClassVar[tuple[str, ...]] = PLACEHOLDERS  # Words that its messages may hold behind a `$`.
     can_prefill: ClassVar[bool] = False  # True if `schema_view: prefill` gives a first turn that shows the schema.
     can_strip: ClassVar[bool] = False  # True if it has an option `fence` (`pipelines/protocols/wrapping.py`).
     thought: str = THINK  # Tag of the reasoning block.
@@ -106,12 +122,26 @@ class Protocol(abc.ABC):
             "tool": tools.tool_signature(self.config.observation_rows),
             **extra,
         }
-        sections = read_prompt(self.prompt_file)
+        sections = self.read_prompt()
         messages = [(role, sections[role].substitute(values).rstrip()) for role in ROLES if role in sections]
         if self.config.abstains:
             role, text = messages[0]
             messages[0] = role, f"{text}\n{ABSTAINS}"
         return tuple(messages)
+
+    def read_prompt(self) -> Mapping[str, string.Template]:
+        """The sections of its prompt file.
+
+        Raises:
+            RecipeError: there is no such file, or it has a section or a placeholder that the protocol does not know.
+        """
+        if not self.prompt_file.is_file():
+            start = f"{self.name}_"
+            known = [file.stem.removeprefix(start) for file in sorted(self.prompts.glob(f"{start}*.txt"))]
+            problem = f"protocol.prompt={self.config.prompt}: the protocol {self.name} has no such prompt"
+            raise RecipeError(problem, _known_names(self.config.prompt, known))
+        _check_prompt(self.prompt_file, self.sections, self.placeholders)
+        return read_prompt(self.prompt_file)
 
     def _schema_text(self, example: Example, schema: Schema) -> str:
         """The schema as far as the view shows it: nothing if it is hidden, or shown by a synthetic turn."""
@@ -211,13 +241,59 @@ class Protocol(abc.ABC):
 @functools.cache
 def read_prompt(path: Path) -> Mapping[str, string.Template]:
     """A prompt file's sections in order: a line `[system]`, `[user]` or another name in brackets opens each."""
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.txt")))
-        raise RecipeError(f"no prompt {path.stem!r} in {path.parent.name}/", f"There are: {known}")
-    _, *names_and_texts = re.split(r"^\[([a-z]+)\]\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    _, *names_and_texts = _split_sections(path)
     names = names_and_texts[::2]
     texts = names_and_texts[1::2]
     return {name: string.Template(text) for name, text in zip(names, texts, strict=True)}
+
+
+def _split_sections(path: Path) -> list[str]:
+    """The text before the first section, and then the name and the text of each section in turn."""
+    return re.split(r"^\[([a-z]+)\]\n", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+@functools.cache
+def _check_prompt(path: Path, known_sections: Sequence[str], placeholders: Sequence[str]) -> None:
+    """Refuse a prompt file that lacks its question, or whose text would be lost or could not be filled in.
+
+    Raises:
+        RecipeError: the file and the first fault in it.
+    """
+    before = _split_sections(path)[0].strip()
+    sections = read_prompt(path)
+    for name in sections:
+        if name not in known_sections:
+            raise RecipeError(f"{path}: there is no section [{name}]", _known_names(name, known_sections))
+    if "user" not in sections:
+        hint = "Add a line [user] before the text of the question; the text behind a line [system] comes first."
+        raise RecipeError(f"{path}: the prompt has no section [user]", hint)
+    if before:
+        hint = "Move it behind a line [system] or [user]."
+        raise RecipeError(f"{path}: the text before the first section is in no message: {before[:40]!r}", hint)
+    for role in ROLES:
+        if role in sections:
+            _check_placeholders(path, role, sections[role], placeholders)
+
+
+def _check_placeholders(path: Path, role: str, text: string.Template, placeholders: Sequence[str]) -> None:
+    """Refuse a `$` in a message's text that is not followed by a known word."""
+    if not text.is_valid():
+        hint = f"Write $$ for the character itself. {_known_names('', placeholders, '$')}"
+        raise RecipeError(f"{path}: a $ in [{role}] names nothing", hint)
+    for name in text.get_identifiers():
+        if name not in placeholders:
+            raise RecipeError(
+                f"{path}: [{role}] has an unknown placeholder ${name}", _known_names(name, placeholders, "$")
+            )
+
+
+def _known_names(name: str, known: Sequence[str], sign: str = "") -> str:
+    """A hint that lists the known names, and before them the one that is nearest to a wrong name."""
+    names = ", ".join(f"{sign}{each}" for each in known)
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"Did you mean {sign}{close[0]}? There are: {names}."
+    return f"There are: {names}."
 
 
 def build(config: config.ProtocolSection) -> Protocol:

@@ -16,7 +16,7 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.registry import protocol
 from pipelines.core.types import Action, ActionKind, Example
 from pipelines.protocols import knowledge, tools, wrapping
-from pipelines.protocols.base import Messages, Protocol, read_prompt
+from pipelines.protocols.base import PLACEHOLDERS, ROLES, Messages, Protocol
 from pipelines.protocols.blocks import Scan, reasoning_error, scan
 from pipelines.protocols.knowledge import Phase, is_probe
 from pipelines.recipe import config
@@ -64,6 +64,8 @@ class Phases(Protocol):
     """Explore, propose, generate, confirm; with `schema_view: prefill`, the first exploring turn is given."""
 
     name = "phases"
+    sections = (*ROLES, *knowledge.PHASES)
+    placeholders = (*PLACEHOLDERS, "actions", "names")
     can_prefill = True
     can_strip = True
     demand = "\nNo turns are left. Confirm your answer now."  # the paper's episodes end at the cap instead
@@ -88,7 +90,7 @@ class Phases(Protocol):
 
     def prompt(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
         """The first messages; prefilled, a synthetic exploring turn and the whole schema follow (section 4.3)."""
-        sections = {} if self.brief else read_prompt(self.prompt_file)
+        sections = {} if self.brief else self.read_prompt()
         instructions = [sections[phase].template.strip() for phase in self.options.phases if phase in sections]
         actions = "\n\n".join(instructions)
         messages = super().prompt(example, schema, max_turns, actions=actions, names=", ".join(self.kinds))

@@ -17,6 +17,7 @@ from pipelines.stages.added_benchmarks import benchmarks_override
 from pipelines.stages.evaluation_stage import ENDPOINT, ORACLE
 from pipelines.stages.gguf_folders import model_folder
 from pipelines.stages.policy_evaluation import Answerer, checkpoint_answerer, named_answerer
+from pipelines.stages.preflight import check_prompts
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def open_evaluation(request: EvaluationRequest, say: Callable[[str], None]) -> O
         recipe, store = open_recipe(request.recipe, [*words, *more], request.store_folder, checkpoint)
     if request.model is None:
         return OpenedEvaluation(recipe, store, None)
+    check_prompts(recipe, evaluates=True)
     if checkpoint is None:
         return OpenedEvaluation(recipe, store, named_answerer(request.model))
     return OpenedEvaluation(recipe, store, checkpoint_answerer(request.model, checkpoint, recipe))

@@ -6,7 +6,7 @@ from pathlib import Path
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import POLICIES
 from pipelines.endpoints.client import Connection, endpoint
-from pipelines.protocols.base import build, read_prompt
+from pipelines.protocols.base import build, single_turn
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.panel import Rubric
 from pipelines.rollout.checkpoint_files import require_files
@@ -14,11 +14,9 @@ from pipelines.rollout.gguf_model import is_gguf, read_header
 from pipelines.rollout.policies.factories import device, teaching
 from pipelines.sql.dialects.dialect import has_password
 from pipelines.stages.fingerprints import asked_endpoints
-from pipelines.stages.graph import BENCHMARK, Step, kind_of
+from pipelines.stages.graph import Step, kind_of
 from pipelines.training import combinations
 from pipelines.training.combinations import IN_PROCESS
-
-WITHOUT_PROMPTS = {"data", "gold_schema", "model", "report", *BENCHMARK}  # stages that put no prompt
 
 
 def check(recipe: Recipe, steps: Sequence[Step]) -> None:
@@ -30,8 +28,7 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     """
     names = {step.name for step in steps if not step.cached}
     kinds = {kind_of(name) for name in names}
-    if kinds - WITHOUT_PROMPTS:
-        read_prompt(build(recipe.protocol).prompt_file)
+    check_prompts(recipe, evaluates=any(kind.startswith("evaluate") for kind in kinds))
     if "grpo" in kinds:
         Rubric(recipe.rewards)
         combinations.check(recipe)
@@ -50,6 +47,17 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     _check_model_files(recipe, kinds)
     _check_hardware(recipe, kinds)
     _check_endpoints(recipe, kinds)
+
+
+def check_prompts(recipe: Recipe, evaluates: bool) -> None:
+    """Check the protocol's prompt file, also for stages that show no prompt: later ones of the recipe do.
+
+    Args:
+        evaluates: check the prompt of the answers at once too, if the recipe asks for them.
+    """
+    build(recipe.protocol).read_prompt()
+    if evaluates and recipe.evaluation.forced_single_turn:
+        build(single_turn(recipe.protocol)[0]).read_prompt()
 
 
 def _check_sources(recipe: Recipe, names: Set[str]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from pipelines.core.errors import RecipeError
-from pipelines.core.registry import LOSSES, POLICIES, REWARDS
+from pipelines.core.registry import LOSSES, POLICIES, RATIO_SETTINGS, REWARDS
 from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
 from pipelines.protocols import knowledge
 from pipelines.protocols.base import Protocol, build
@@ -131,8 +131,16 @@ def _refused_samplers(recipe: Recipe) -> Refusals:
 
 
 def _refused_losses(recipe: Recipe) -> Refusals:
-    """Settings under which a loss would be another one."""
+    """Settings under which a loss would be another one, or that do nothing for it."""
     loss = recipe.grpo.loss
+    for name in RATIO_SETTINGS:
+        value = getattr(recipe.grpo, name)
+        default = type(recipe.grpo).model_fields[name].default
+        if name not in LOSSES[loss].settings and value != default:
+            yield (
+                f"grpo.{name}={value} does nothing for grpo.loss={loss}",
+                f"Leave it out, set grpo.{name}={default}, its default, or take a loss that it changes.",
+            )
     if recipe.hardware.micro_tokens is not None and LOSSES[loss].by_micro_batch:
         yield (
             f"hardware.micro_tokens cuts micro-batches that grpo.loss={loss} averages over",

@@ -141,7 +141,7 @@ def bnpo(track: TrackBatch) -> Tensor:
     return mean_over_micro_batch(clipped_objective(track), track)
 
 
-@loss("cispo", trl="cispo")
+@loss("cispo", trl="cispo", settings=("clip_high", "level"))
 def cispo(track: TrackBatch) -> Tensor:
     """The policy gradient with clipped weights, averaged over all tokens of a generation (MiniMax-M1, equation 4)."""
     return mean_over_generation(clipped_weight(track), track)

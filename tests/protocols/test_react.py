@@ -7,6 +7,7 @@ import pytest
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.protocols.knowledge import proposal
+from pipelines.protocols.one_action import React
 from pipelines.recipe import recipes
 
 ROWS = ExecutionResult(ExecutionStatus.OK, ("kind",), (("STR",), ("INT",)))
@@ -154,8 +155,38 @@ def test_mistakes_in_a_recipe_are_named(protocol, example, schema):
         recipes.load("sql_trail", ["protocol.options.reasoning_tag=thought"])
     with pytest.raises(RecipeError, match=r"protocol 'react' has no option 'phases'. It has: reasoning_tag"):
         recipes.load("sql_trail", ["protocol.options.phases=[]"])
-    with pytest.raises(RecipeError, match=r"no prompt 'react_long'.*react_full"):
+    with pytest.raises(RecipeError, match=r"prompt=long: the protocol react has no such prompt\. There are: bare"):
         protocol(prompt="long").prompt(example, schema, 10)
+
+
+QUESTION = "[user]\n$schema\n$question\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Answer: $question\n", r"mine\.txt: the prompt has no section \[user\]\. Add a line \[user\]"),
+        ("[system]\n$question\n", r"no section \[user\]"),
+        ("[usr]\n$question\n", r"there is no section \[usr\]\. Did you mean user\? There are: system, user"),
+        (f"[explore]\nLook.\n{QUESTION}", r"there is no section \[explore\]"),
+        (f"Be brief.\n{QUESTION}", r"the text before the first section is in no message: 'Be brief.'"),
+        ("[user]\n$shema\n", r"mine\.txt: \[user\] has an unknown placeholder \$shema\. Did you mean \$schema\?"),
+        (f"[system]\n${{row}}\n{QUESTION}", r"\[system\] has an unknown placeholder \$row\. .*There are: \$database, "),
+        ("[user]\n$question costs 5 $.\n", r"a \$ in \[user\] names nothing\. Write \$\$ for the character itself"),
+    ],
+)
+def test_a_prompt_file_that_would_not_be_filled_in_is_refused(protocol, tmp_path, monkeypatch, text, message):
+    (tmp_path / "react_mine.txt").write_text(text)
+    monkeypatch.setattr(React, "prompts", tmp_path)
+    with pytest.raises(RecipeError, match=message):
+        protocol(prompt="mine").read_prompt()
+
+
+def test_a_prompt_file_may_write_the_character_itself(protocol, tmp_path, monkeypatch, example, schema):
+    (tmp_path / "react_mine.txt").write_text(f"{QUESTION}It costs 5 $$.\n")
+    monkeypatch.setattr(React, "prompts", tmp_path)
+    ((_, text),) = protocol(prompt="mine").prompt(example, schema, 3)
+    assert text.endswith("It costs 5 $.")
 
 
 @pytest.mark.parametrize(

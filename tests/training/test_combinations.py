@@ -29,6 +29,10 @@ from pipelines.training import combinations
         (["rewards=[{term: trust_format}]"], r"react has not: explore, propose, generate\."),
         (["grpo.staleness=1", "hardware.deepspeed=zero2"], "a copy of the weights that DeepSpeed cuts up"),
         (["hardware.micro_tokens=4096", "grpo.loss=bnpo"], "that grpo.loss=bnpo averages over"),
+        (
+            ["grpo.loss=cispo", "grpo.clip_low=0.1"],
+            r"grpo.clip_low=0.1 does nothing for grpo.loss=cispo.*=0.2, its",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(overrides, words):
