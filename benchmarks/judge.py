@@ -26,7 +26,7 @@ from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe
-from pipelines.report.terminal import plain
+from pipelines.report.console_text import plain
 from pipelines.rewards import panel
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.serving.models import ENDPOINT

@@ -22,8 +22,8 @@ from pipelines.core.store import Store
 from pipelines.core.types import from_dict
 from pipelines.evaluation.summary import Summary
 from pipelines.recipe.config import Recipe
-from pipelines.report import terminal
-from pipelines.report.terminal import plain
+from pipelines.report import console_text
+from pipelines.report.console_text import plain
 from pipelines.stages import context, graph, preflight
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Overrides = Annotated[
 ]
 StoreOption = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
 FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  # hint if a run is missing
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
+JsonOutput = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
 
 QUIET_SECONDS = 10.0
 MODELS = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
@@ -180,7 +180,7 @@ def print_stage(result: graph.StageResult, seconds: float) -> None:
     """Print a finished stage: its key, its time and its figures."""
     duration = "cached" if result.cached else f"{seconds:.1f} s"
     head = f"✓ {result.name:<16} {result.key}  {duration:<10}"
-    figures = terminal.stage_figures(result.name, result.metrics)
+    figures = console_text.stage_figures(result.name, result.metrics)
     folded = textwrap.fill(head + figures, console.width, subsequent_indent="    ", break_on_hyphens=False)
     line = Text(folded.replace("\xa0", " "))
     line.stylize("green", 0, 1)
@@ -196,29 +196,30 @@ def print_results(
     recipe: Recipe,
     store: Store,
     results: list[graph.StageResult],
-    as_json: bool,
-    figures: Mapping[str, Mapping[str, Summary]] | None = None,
-    more: Iterable[str] = (),
+    json_output: bool,
+    summaries: Mapping[str, Mapping[str, Summary]] | None = None,
+    extra_lines: Iterable[str] = (),
 ) -> None:
-    """The end of a run: the EX figures, the paths of the results, and with `as_json` one JSON object on the last line.
+    """The end of a run: the EX figures, the paths of the results, and further lines.
 
     Args:
-        figures: figures by benchmark and system; None for those of the checkpoints among the results.
-        more: further lines for a person.
+        json_output: print all of it as one JSON object on the last line, too.
+        summaries: by benchmark and system; None for those of the checkpoints among the results.
+        extra_lines: lines for a person below the figures.
     """
     by_name = {result.name: result for result in results}
     paths = _result_paths(by_name, store)
     console.print()
-    if figures is None:
-        figures = _checkpoint_figures(recipe, results)
-    if figures:
-        terminal.show_end(console, figures, paths)
+    if summaries is None:
+        summaries = _checkpoint_summaries(recipe, results)
+    if summaries:
+        console_text.show_end(console, summaries, paths)
     else:
         for label, path in paths.items():
             say(f"{label}  {path}")
-    for line in more:
+    for line in extra_lines:
         say(line)
-    if as_json:
+    if json_output:
         stages = {}
         for name, result in by_name.items():
             stages[name] = {"key": result.key, "cached": result.cached, "metrics": result.metrics}
@@ -240,12 +241,12 @@ def _result_paths(by_name: Mapping[str, graph.StageResult], store: Store) -> dic
     return paths
 
 
-def _checkpoint_figures(recipe: Recipe, results: Sequence[graph.StageResult]) -> dict[str, dict[str, Summary]]:
-    """The figures of the evaluated checkpoints, by benchmark and by the time of their training."""
-    figures: dict[str, dict[str, Summary]] = {}
+def _checkpoint_summaries(recipe: Recipe, results: Sequence[graph.StageResult]) -> dict[str, dict[str, Summary]]:
+    """The summaries of the evaluated checkpoints, by benchmark and by the time of their training."""
+    summaries: dict[str, dict[str, Summary]] = {}
     for result in results:
         if result.kind in MODELS:
             summary = from_dict(Summary, read_json(result.folder / "summary.json"))
             benchmark = graph.seen_by(result.name, recipe).benchmark.name
-            figures.setdefault(benchmark, {})[MODELS[result.kind]] = summary
-    return figures
+            summaries.setdefault(benchmark, {})[MODELS[result.kind]] = summary
+    return summaries

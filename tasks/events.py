@@ -27,7 +27,7 @@ from prefect.events.worker import EventsWorker
 from pipelines.core.store import Store
 from pipelines.nightly.ledger import PROD
 from pipelines.recipe.config import Recipe, Source
-from pipelines.report.terminal import stage_figures
+from pipelines.report.console_text import stage_figures
 from pipelines.stages.graph import StageResult, Step, seen_by
 from tasks.contracts import markdown_cell
 from tasks.models import ALIASES, HEADLINE

@@ -148,7 +148,7 @@ def test_one_more_benchmark_is_evaluated_and_shown_by_name_and_the_others_are_th
     recipe, both = made(store, f"data.test=[{NEAR}, {FAR}]")
     assert {one.name for one in both if not one.cached} == {"test", "test_schema", "evaluate_model", "report"}
     assert {one.key for one in first} <= {one.key for one in both}
-    terminal.print_results(recipe, store, both, as_json=False)
+    terminal.print_results(recipe, store, both, json_output=False)
     shown = capsys.readouterr().out
     assert shown.index("accuracy on near, equality strict") < shown.index("accuracy on far, equality strict")
     for line in ("report      ", "report.far  "):

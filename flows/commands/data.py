@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.terminal import AsJson, Bars, Overrides, StoreOption, console, emit, say
+from flows.terminal import Bars, JsonOutput, Overrides, StoreOption, console, emit, say
 from pipelines.core.errors import DataError, UserError
 from pipelines.databases import named
 from pipelines.databases.of_recipe import sql_engine
@@ -44,7 +44,7 @@ def invent(
     checker: Annotated[str | None, typer.Option(help="Another endpoint:NAME, which answers back.")] = None,
     out: Annotated[Path, typer.Option(help="The JSONL file to write.")] = Path("invented.jsonl"),
     overrides: Overrides = None,
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
     store_folder: StoreOption = None,
 ) -> None:
     """Make questions with gold SQL for a database that has none.
@@ -64,7 +64,7 @@ def invent(
     invented.write()
     for line in invented.lines():
         say(line)
-    if as_json:
+    if json_output:
         coverage = dataclasses.asdict(invented.coverage)
         emit({"counts": dict(invented.counts), "coverage": coverage, "out": str(out)})
 
@@ -166,7 +166,7 @@ def data_add(
     called: Annotated[
         str | None, typer.Option("--name", help="A name of its own in recipes, if you add several of one kind.")
     ] = None,
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
 ) -> None:
     """Check a downloaded benchmark (counts, databases, gold SQL, checksums) and note where it is.
 
@@ -178,6 +178,6 @@ def data_add(
 
       sqltrain data add own ~/sales.jsonl --name sales
     """
-    added = add_benchmark(name, path, lambda line: typer.echo(line, err=as_json), called=called)
-    if as_json:
+    added = add_benchmark(name, path, lambda line: typer.echo(line, err=json_output), called=called)
+    if json_output:
         emit(added)

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from flows import terminal
-from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, StoreOption, console, emit, say
+from flows.terminal import FIRST_RUN, Bars, JsonOutput, Overrides, RecipeName, StoreOption, console, emit, say
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.files import writing_to
 from pipelines.core.store import Store
@@ -16,8 +16,7 @@ from pipelines.core.types import to_dict
 from pipelines.evaluation.paired_comparison import Comparison
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe
-from pipelines.report import terminal as report_terminal
-from pipelines.report import writer
+from pipelines.report import console_text, writer
 from pipelines.report.data import ReportData
 from pipelines.stages import evaluation_gate, find_evaluations, graph, policy_evaluation
 from pipelines.stages.evaluation_gate import GateVerdict
@@ -62,7 +61,7 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="METRIC=VALUE", help="Exit with 3 if a figure is lower, such as ex=0.80; repeatable."),
     ] = None,
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
     store_folder: StoreOption = None,
 ) -> None:
     """Evaluate a recipe's checkpoints, any checkpoint folder, an endpoint or the oracle, on the held-out questions.
@@ -89,18 +88,18 @@ def evaluate(
     request = EvaluationRequest(recipe, overrides or [], store_folder, model, benchmarks, questions, database, limit)
     opened = open_evaluation(request, say)
     if opened.answerer is not None:
-        evaluate_policy(opened.recipe, opened.store, opened.answerer, as_json, plan, bounds)
+        evaluate_policy(opened.recipe, opened.store, opened.answerer, json_output, plan, bounds)
     else:
-        evaluate_checkpoints(opened.recipe, opened.store, as_json, bounds)
+        evaluate_checkpoints(opened.recipe, opened.store, json_output, bounds)
 
 
-def evaluate_checkpoints(recipe: Recipe, store: Store, as_json: bool, bounds: Mapping[str, float]) -> None:
+def evaluate_checkpoints(recipe: Recipe, store: Store, json_output: bool, bounds: Mapping[str, float]) -> None:
     """Run a recipe up to its evaluations, and print them; bounds are for the newest checkpoint."""
     results = terminal.run(recipe, store, "evaluate")
     evaluations = [result for result in results if result.kind.startswith("evaluate")]
     newest = {graph.benchmark_of(result.name): result for result in evaluations}
     verdict = evaluation_gate.check_gate(evaluations, bounds, newest.values())
-    terminal.print_results(recipe, store, results, as_json, more=verdict.lines)
+    terminal.print_results(recipe, store, results, json_output, extra_lines=verdict.lines)
     exit_by_gate(verdict)
 
 
@@ -108,7 +107,7 @@ def evaluate_policy(
     recipe: Recipe,
     store: Store,
     answerer: Answerer,
-    as_json: bool,
+    json_output: bool,
     plan_only: bool = False,
     bounds: Mapping[str, float] | None = None,
 ) -> None:
@@ -121,20 +120,20 @@ def evaluate_policy(
     if plan_only:
         with Bars(console) as bars:
             estimates = policy_evaluation.estimate_benchmarks(recipe, store, answerer, bars)
-        if as_json:
+        if json_output:
             emit({benchmark: estimate.figures() for benchmark, estimate in estimates.items()})
         return
     with Bars(console) as bars:
         evaluated = policy_evaluation.evaluate_benchmarks(recipe, store, answerer, bars)
     results = [each.result for each in evaluated]
-    figures = {each.benchmark: {answerer.name: each.summary} for each in evaluated}
+    summaries = {each.benchmark: {answerer.name: each.summary} for each in evaluated}
     lines: list[str] = []
     for each in evaluated:
         if len(evaluated) > 1:
             lines.append(each.benchmark)
         lines += each.lines
     verdict = evaluation_gate.check_gate(results, bounds or {})
-    terminal.print_results(recipe, store, results, as_json, figures, [*lines, *verdict.lines])
+    terminal.print_results(recipe, store, results, json_output, summaries, [*lines, *verdict.lines])
     exit_by_gate(verdict)
 
 
@@ -160,7 +159,7 @@ def compare(
         Literal["worse", "not_better"] | None,
         typer.Option(help="Exit with 3 if the paired difference of a later run is below 0 (worse), or not above it."),
     ] = None,
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
 ) -> None:
     """Compare evaluations question by question: which flipped, and whether the difference is more than chance.
 
@@ -173,7 +172,7 @@ def compare(
       sqltrain compare main=scores/main change=scores/change --fail-if worse
     """
     data, loaded, names = find_evaluations.compare_runs(runs, equality)
-    if not as_json:
+    if not json_output:
         print_comparison(data, loaded, flips)
     if out is not None:
         page = find_evaluations.add_texts(data, loaded, names)
@@ -181,7 +180,7 @@ def compare(
             out.mkdir(parents=True, exist_ok=True)
             writer.write_tables(page, out)
             writer.write(page, out / writer.PAGE)
-    if as_json:
+    if json_output:
         emit(comparison_values(data, loaded))
     if fail_if is not None:
         exit_by_comparison(data.comparisons, fail_if)
@@ -190,13 +189,13 @@ def compare(
 def print_comparison(data: ReportData, runs: Sequence[EvaluationRun], flips: int) -> None:
     """Print the figures of each run, each pair's comparison, and the latency of answers."""
     summaries = {run.name: summary for run, summary in zip(runs, data.summaries, strict=True)}
-    console.print(report_terminal.render(report_terminal.figures(summaries), console.width))
+    console.print(console_text.render(console_text.figures_table(summaries), console.width))
     n_questions = {
         system.name: summary.n_questions for system, summary in zip(data.systems, data.summaries, strict=True)
     }
     for comparison in data.comparisons:
         console.print()
-        report_terminal.show_comparison(console, comparison, flips)
+        console_text.show_comparison(console, comparison, flips)
         old = n_questions[comparison.before]
         new = n_questions[comparison.after]
         if comparison.mode == "greedy" and comparison.paired.n < max(old, new):
@@ -291,7 +290,7 @@ def score(
     timeout: Annotated[float, typer.Option(min=0.001, max=86_400, help="Seconds that one query may take.")] = 30.0,
     workers: Annotated[int, typer.Option(min=0, max=1024, help="Processes that run queries; 0 for one a core.")] = 0,
     audit: Annotated[Path | None, typer.Option(help="Append a JSON line for every query that runs.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on the last line, for scripts.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object on the last line, for scripts.")] = False,
 ) -> None:
     """Score a prediction file under several equalities in one pass.
 
@@ -317,7 +316,7 @@ def score(
         page = scorer.write_report(scored)  # after the figures: they are printed even if the report fails
         if page is not None:
             say(f"report  {page}")
-    if as_json:
+    if json_output:
         emit(scored.figures())
     if scored.is_incomplete:
         raise typer.Exit(NOTHING_SCORED)

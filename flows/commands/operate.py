@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flows import terminal
-from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, emit
+from flows.terminal import Bars, JsonOutput, Overrides, RecipeName, StoreOption, emit
 from pipelines.core.errors import SqltrainError, UserError
 from pipelines.core.files import write_atomic
 from pipelines.core.store import Store
@@ -56,7 +56,7 @@ def nightly(
         datetime | None,
         typer.Option(formats=["%Y-%m-%d"], help="Replay: a night for each day from this one on with new questions."),
     ] = None,
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
     store_folder: StoreOption = None,
 ) -> None:
     """Run one night: take new questions, train a challenger, promote it only if it is better.
@@ -84,7 +84,7 @@ def nightly(
             parameters["store"] = named_folder
         if since is not None:
             parameters["since"] = str(since.date())
-        run_deployment(deployment, parameters, as_json)
+        run_deployment(deployment, parameters, json_output)
         return
     loaded, store = open_recipe(recipe, overrides, store_folder)
     announce_if_stale(loaded.name, store, terminal.say)
@@ -96,14 +96,14 @@ def nightly(
                 line = run_night(NightContext(recipe, words, loaded, store, walk, contracts.check), day)
                 tracker.note_decision(line)
             announce_champion(loaded.name, store, bars.say)
-        if as_json:
+        if json_output:
             emit(line)
         else:
             prefix = "" if day is None else f"{day}: "
             terminal.say(f"{prefix}{line['decision']}: {line['reason']}")
 
 
-def run_deployment(deployment: str, parameters: dict[str, Any], as_json: bool) -> None:
+def run_deployment(deployment: str, parameters: dict[str, Any], json_output: bool) -> None:
     """Run a deployment of a Prefect server, wait for its end, and print how it ended."""
     from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
     from prefect.settings import PREFECT_API_URL
@@ -124,7 +124,7 @@ def run_deployment(deployment: str, parameters: dict[str, Any], as_json: bool) -
     except PrefectHTTPStatusError as error:
         raise UserError(f"the server refuses {deployment}: {error.response.text[:500]}") from None
     line = {"decision": str(state.name).lower(), "reason": state.message}
-    if as_json:
+    if json_output:
         emit(line)
     else:
         typer.echo(f"{line['decision']}: {line['reason']}")
@@ -132,7 +132,7 @@ def run_deployment(deployment: str, parameters: dict[str, Any], as_json: bool) -
 
 @champion_app.command("show")
 def champion_show(
-    recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False, store_folder: StoreOption = None
+    recipe: RecipeName, overrides: Overrides = None, json_output: JsonOutput = False, store_folder: StoreOption = None
 ) -> None:
     """Print the champions of prod and staging, and those that a rollback goes back to; MLflow's aliases are put right.
 
@@ -147,7 +147,7 @@ def champion_show(
             model = str(store.folder(champion.stage, champion.key) / "model")
             n_batches = len(champion.batches)
             rows.append({"stage": champion.stage, "key": champion.key, "model": model, "batches": n_batches})
-    if as_json:
+    if json_output:
         emit({"champions": by_tier[PROD], STAGING: by_tier[STAGING]})
         return
     titles = {PROD: "champion", STAGING: STAGING}
@@ -233,7 +233,7 @@ def wheel_dockerfile(text: str) -> str:
 
 
 @app.command()
-def status(store_folders: Stores = None, as_json: AsJson = False) -> None:
+def status(store_folders: Stores = None, json_output: JsonOutput = False) -> None:
     """Show what runs, what the last night decided, and held-out accuracy over the nights.
 
     Examples:
@@ -244,7 +244,7 @@ def status(store_folders: Stores = None, as_json: AsJson = False) -> None:
     """
     folders: Sequence[str | None] = store_folders or [None]
     states = [store_status(existing_store(folder)) for folder in folders]
-    if as_json:
+    if json_output:
         texts = [json.dumps(state, sort_keys=True) for state in states]
         typer.echo("\n".join(texts))
     else:
@@ -256,7 +256,7 @@ def status(store_folders: Stores = None, as_json: AsJson = False) -> None:
 def store_ls(
     store_folder: StoreOption = None,
     every: Annotated[bool, typer.Option("--all", help="Each finished stage, with who needs it.")] = False,
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
 ) -> None:
     """List what a store holds, by kind, with sizes.
 
@@ -269,7 +269,7 @@ def store_ls(
     store = existing_store(store_folder)
     kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in store_gc.usage_by_kind(store).items()}
     stages = stages_with_reasons(store) if every else []
-    if as_json:
+    if json_output:
         values: dict[str, Any] = {"store": str(store.root), "kinds": kinds}
         if every:
             values["stages"] = stages

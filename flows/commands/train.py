@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows import terminal
-from flows.terminal import FIRST_RUN, AsJson, Bars, Overrides, RecipeName, StoreOption, emit, say
+from flows.terminal import FIRST_RUN, Bars, JsonOutput, Overrides, RecipeName, StoreOption, emit, say
 from pipelines.adaptation.adapting import (
     Adaptation,
     AdaptationDecision,
@@ -31,8 +31,7 @@ from pipelines.recipe import deviations, recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe, split_store
 from pipelines.recipe.yaml_files import yaml_text
-from pipelines.report import formats
-from pipelines.report import terminal as report_terminal
+from pipelines.report import console_text, formats
 from pipelines.report.data import ReportData
 from pipelines.rewards.panel import Rubric
 from pipelines.stages import graph, recipe_check
@@ -53,7 +52,7 @@ def run(
     overrides: Overrides = None,
     until: Annotated[str | None, typer.Option(help="Stop after this stage.")] = None,
     engine: Annotated[Engine, typer.Option(help="plain: this process. prefect: a flow in a Prefect server.")] = "plain",
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
     store_folder: StoreOption = None,
 ) -> None:
     """Run a recipe: every stage that the store lacks, then a table of the figures.
@@ -74,12 +73,12 @@ data.dev.path=~/spider data.test.0.path=~/spider --until filter
         results = run_with_prefect(loaded, store, until)
     else:
         results = terminal.run(loaded, store, until)
-    terminal.print_results(loaded, store, results, as_json)
+    terminal.print_results(loaded, store, results, json_output)
 
 
 @app.command()
 def stages(
-    recipe: RecipeName, overrides: Overrides = None, as_json: AsJson = False, store_folder: StoreOption = None
+    recipe: RecipeName, overrides: Overrides = None, json_output: JsonOutput = False, store_folder: StoreOption = None
 ) -> None:
     """List a recipe's stages: key, whether the store has it, and its figures, or why not.
 
@@ -93,13 +92,13 @@ def stages(
     for step in steps:
         if step.cached:
             state = "[green]cached[/]"
-            text = report_terminal.stage_figures(step.name, read_json(step.folder / "metrics.json"))
+            text = console_text.stage_figures(step.name, read_json(step.folder / "metrics.json"))
         else:
             state = "[yellow]to do[/]"
-            text = report_terminal.plain(step.why)
+            text = console_text.plain(step.why)
         table.add_row(step.name, step.key, state, Text(textwrap.fill(text, width, break_on_hyphens=False)))
     terminal.console.print(table)
-    if as_json:
+    if json_output:
         values = [{"name": step.name, "key": step.key, "cached": step.cached, "why": step.why} for step in steps]
         emit({"stages": values})
 
@@ -122,7 +121,7 @@ def adapt(
         str | None, typer.Option(help="A shipped recipe; a checkpoint's own, else sql_trail, when left out.")
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Write the recipe, say what it takes, and stop.")] = False,
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
     store_folder: StoreOption = None,
 ) -> None:
     """Teach a model one database: write recipes/NAME.yaml, run it, and say whether its model may serve.
@@ -145,15 +144,15 @@ def adapt(
         say(line)
     if plan:
         say(f"nothing is trained yet; go on with: {adaptation.command}")
-        if as_json:
+        if json_output:
             emit({"recipe": str(adaptation.recipe_path), "to_make": adaptation.stages_to_make})
         return
     results = {result.name: result for result in terminal.run(adaptation.recipe, adaptation.store, None)}
     decision, sides = decide_adaptation(adaptation, results)
     page = adaptation.write_page(results, decision, sides)
-    terminal.print_results(adaptation.recipe, adaptation.store, list(results.values()), as_json=False)
+    terminal.print_results(adaptation.recipe, adaptation.store, list(results.values()), json_output=False)
     print_adaptation(adaptation, decision, page)
-    if as_json:
+    if json_output:
         emit({**decision.line, "page": str(adaptation.page), "recipe": str(adaptation.recipe_path)})
 
 
@@ -175,7 +174,7 @@ def print_adaptation(adaptation: Adaptation, decision: AdaptationDecision, page:
     """Print the tables of before and after, the decision, and how to serve the model."""
     for table in page.tables:
         if table.slug != FAILED:
-            terminal.console.print(report_terminal.render(table, terminal.console.width))
+            terminal.console.print(console_text.render(table, terminal.console.width))
     say(decision.verdict)
     say(f"before and after, and what is still failed: {adaptation.page}")
     if decision.may_serve:
@@ -240,7 +239,7 @@ def plan(
     recipe: RecipeName,
     overrides: Overrides = None,
     sizes: Annotated[bool, typer.Option("--sizes", help="What fits which GPU, for models of 0.5B to 14B.")] = False,
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
     store_folder: StoreOption = None,
 ) -> None:
     """Say what training takes of each GPU: GiB by use, for 1 to 8 of them.
@@ -262,13 +261,13 @@ def plan(
         lines = memory_plan.fitting_lines(loaded)
         for line in lines:
             say(line)
-        if as_json:
+        if json_output:
             emit({"sizes": lines})
         return
     needs = memory_plan.memory_needs(loaded)
     for line in memory_plan.need_lines(needs):
         say(line)
-    if as_json:
+    if json_output:
         emit({"memory": [need.values() for need in needs]})
 
 
@@ -313,7 +312,7 @@ def check(
     data: Annotated[
         bool, typer.Option("--data", help="Also report on the health of the gold SQL, and on what empty answers earn.")
     ] = False,
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
     store_folder: StoreOption = None,
 ) -> None:
     """Check that every recipe loads, and that the gold SQL of one (the miniature by default) earns the full reward.
@@ -341,7 +340,7 @@ def check(
         bars.say(f"{gold.checked} gold SQL of {loaded.name}: {gold.full} earn the full reward")
         health = recipe_check.check_health(loaded, questions, bars) if data else recipe_check.NO_HEALTH_CHECK
     problems = [*loading.problems, *health.problems, *gold.problems]
-    if as_json:
+    if json_output:
         emit(
             {
                 "recipes": loading.n_recipes,
@@ -384,7 +383,7 @@ def sweep(
     plan: Annotated[bool, typer.Option("--plan", help="Only say what will be made.")] = False,
     engine: Annotated[Engine, typer.Option(help="plain: this process. prefect: a flow a cell.")] = "plain",
     out: Annotated[Path | None, typer.Option(help="Folder of table and page; one in the store by default.")] = None,
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
     store_folder: StoreOption = None,
 ) -> None:
     """Make the cells of a table, each common stage once, and the table that they fill, with a page of their curves.
@@ -413,7 +412,7 @@ def sweep(
     if empty.claim is not None and empty.claim.seconds:
         say(f"about {empty.claim.seconds} s of processor time where nothing of it is there yet")
     if plan:
-        if as_json:
+        if json_output:
             lines = zip(cells, forecast, strict=False)  # the last line is the sum
             to_make = {cell.name: line.removeprefix(f"{cell.name}: ") for cell, line in lines}
             emit({"cells": to_make, "sum": forecast[-1]})
@@ -432,7 +431,7 @@ def sweep(
     say(f"table  {folder / 'sweep.md'}")
     say(f"page   {folder / sweep_plan.PAGE}")
     errors = {cell.name: cell.error for cell in filled.cells if cell.error}
-    if as_json:
+    if json_output:
         emit({"folder": str(folder), "failed": errors})
     if errors:
         message = f"{len(errors)} of {len(filled.cells)} cells failed"

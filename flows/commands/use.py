@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from flows.terminal import AsJson, Bars, Overrides, RecipeName, StoreOption, console, emit, say
+from flows.terminal import Bars, JsonOutput, Overrides, RecipeName, StoreOption, console, emit, say
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.store import Store
 from pipelines.core.types import is_valid_unicode
@@ -23,7 +23,7 @@ from pipelines.export.cards import lineage_of
 from pipelines.nightly.ledger import ledgers
 from pipelines.recipe.config import Execution
 from pipelines.recipe.opening import open_recipe, split_store
-from pipelines.report.terminal import plain
+from pipelines.report.console_text import plain
 from pipelines.serving import models
 from pipelines.serving.access import Access, read_keys
 from pipelines.serving.agent import Agent, QuestionBudget
@@ -63,7 +63,7 @@ def connect(
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Connect as a role that may write, too.")
     ] = False,
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
 ) -> None:
     """Read a database and write its card, databases/NAME.yaml: the schema and notes that the agent sees.
 
@@ -93,7 +93,7 @@ def connect(
         bars.advance(1)
     connected = connection.write_card(fresh, findings, dbt_target, say)
     print_connected(connected)
-    if as_json:
+    if json_output:
         emit(
             {
                 "name": connected.name,
@@ -375,14 +375,14 @@ def feedback_delete(
     user: Annotated[
         str, typer.Option(help="The user whose questions and verdicts go; `local` on a server without keys.")
     ],
-    as_json: AsJson = False,
+    json_output: JsonOutput = False,
 ) -> None:
     """Delete all that is kept of a user, also while a server runs.
 
     Example: sqltrain feedback delete feedback --user ada
     """
     count = Feedback(folder, create=False).delete(user)
-    if as_json:
+    if json_output:
         emit({"deleted": count})
     else:
         typer.echo(f"deleted {count} question{'' if count == 1 else 's'}")

@@ -5,8 +5,9 @@
 
 `database` is a path relative to the file's folder, a `postgresql://` address without a password, or, with the option
 `databases`, the name of a database in that folder. `evidence`, `id` and `history` may be left out, and `database` if
-the option of that name has it. With the options `dev` or `test` the one file is cut into three parts, and `split` says
-which of them is read (`splitting.py`).
+the option of that name has it. Files of others need no new names: `db`, `db_id` or `db_path` is read for `database`,
+and `query`, `SQL` or `gold_sql` for `sql`. `gold_sqls` lists further right queries. With the options `dev` or `test`
+the one file is cut into three parts, and `split` says which of them is read (`splitting.py`).
 """
 
 import contextlib

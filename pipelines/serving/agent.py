@@ -42,7 +42,7 @@ from pipelines.databases.of_recipe import Link, with_prompt_facts
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.protocols.base import Protocol
 from pipelines.recipe.config import Recipe
-from pipelines.report.terminal import plain
+from pipelines.report.console_text import plain
 from pipelines.rollout.episode import EndEvent, EpisodeEvent, EpisodeRequest, ResultEvent, TurnEvent
 from pipelines.rollout.habits import advice_on
 from pipelines.rollout.policies.base import Policy

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pipelines.benchmarks.prompt_schema import NO_TEXT, NUMBER
 from pipelines.core.errors import ResourceError, SqltrainError
 from pipelines.core.types import History, is_valid_unicode
-from pipelines.report.terminal import plain
+from pipelines.report.console_text import plain
 from pipelines.serving import openai_protocol
 from pipelines.serving.access import Access, Denied
 from pipelines.serving.agent import Agent, AnsweringModel, Event

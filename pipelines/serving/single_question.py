@@ -11,7 +11,7 @@ from pipelines.environment.core import Environment, RolloutMode
 from pipelines.protocols.base import Protocol
 from pipelines.recipe.checkpoint import require_sound
 from pipelines.recipe.config import Recipe
-from pipelines.report.terminal import plain
+from pipelines.report.console_text import plain
 from pipelines.rollout.episode import EpisodeEvent, EpisodeRequest, ResultEvent
 from pipelines.rollout.habits import advice_on
 from pipelines.rollout.policies import factories

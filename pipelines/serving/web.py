@@ -19,7 +19,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from pipelines.core.errors import ResourceError, SqltrainError, UserError
-from pipelines.report.terminal import plain
+from pipelines.report.console_text import plain
 from pipelines.serving.access import Access, Denied
 
 SHARED_FILES = tuple(Path(__file__).with_name(name) for name in ("common.css", "common.js"))  # included in every page

@@ -17,7 +17,7 @@ from pipelines.databases import card
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Execution
 from pipelines.recipe.yaml_files import yaml_text
-from pipelines.report.terminal import plain
+from pipelines.report.console_text import plain
 from pipelines.sql.engine import Limits, SqlEngine
 
 LINE_CHARS = 300

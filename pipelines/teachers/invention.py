@@ -18,7 +18,7 @@ from pipelines.databases.named import OpenableDatabase
 from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
-from pipelines.report.terminal import plain
+from pipelines.report.console_text import plain
 from pipelines.sql.schema import Schema
 from pipelines.teachers import invent
 from pipelines.teachers.invent import Invented, Inventor, LoggedQuery

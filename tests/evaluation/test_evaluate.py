@@ -32,7 +32,7 @@ from pipelines.evaluation.previews import preview_results
 from pipelines.evaluation.record import EpisodeRecord, text_digest
 from pipelines.evaluation.stats import pairs_needed
 from pipelines.evaluation.summary import Summary, summarise
-from pipelines.report import terminal
+from pipelines.report import console_text
 from pipelines.sql.diagnoses import ERROR_CLASSES
 from pipelines.sql.schema import introspect
 from tests.fakes import engine_fixture
@@ -250,7 +250,7 @@ def printed(show):
 def test_the_end_of_a_run_fits_a_terminal(record):
     summaries = {"after SFT": summarise(mixed(record), "strict"), "[bold]odd[/]": summarise(mixed(record), "strict")}
     judged = {"far": summaries, "near": {"after SFT": summarise(mixed(record), "strict")}}
-    shown = printed(lambda console: terminal.show_end(console, judged, {"report": "store/report/1/report.html"}))
+    shown = printed(lambda console: console_text.show_end(console, judged, {"report": "store/report/1/report.html"}))
     assert re.findall(r"accuracy on (\w+), equality (\w+)", shown) == [("far", "strict"), ("near", "strict")]
     assert "50.0 [15.0, 85.0]" in shown  # Wilson's interval of 2 in 4
     assert "[bold]odd[/]" in shown
@@ -265,7 +265,7 @@ def test_a_comparison_in_a_terminal_names_its_tests_and_no_escape_code_passes(re
     ]
     found = compare(before, after, "strict", ("SFT", "GRPO"))
     assert found is not None
-    shown = printed(lambda console: terminal.show_comparison(console, found))
+    shown = printed(lambda console: console_text.show_comparison(console, found))
     assert "SFT → GRPO (greedy, strict, 20 questions): 40.0 → 70.0 %, +30.0 points" in shown
     assert "gained 7, lost 1; McNemar p 0.070" in shown
     assert "− q0" in shown

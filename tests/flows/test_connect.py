@@ -234,7 +234,7 @@ def test_text_that_looks_like_a_number_stays_text(tmp_path, monkeypatch):
 
 def test_a_file_can_be_connected_again_by_its_name(shop, capsys):
     def connected(text):
-        use.connect(text, as_json=True)
+        use.connect(text, json_output=True)
         return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
 
     first = connected("shop.sqlite")

@@ -24,9 +24,9 @@ from pipelines.nightly import store_status
 from pipelines.nightly.ledger import Ledger
 from pipelines.protocols.base import build
 from pipelines.recipe import recipes
-from pipelines.report import terminal
+from pipelines.report import console_text
+from pipelines.report.console_text import stage_figures
 from pipelines.report.formats import ReportTable, TableColumn
-from pipelines.report.terminal import stage_figures
 from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.stages import graph
@@ -212,13 +212,13 @@ def printed(of):
     ],
 )
 def test_what_does_not_print_is_shown_by_its_escape(words, one_line, lines):
-    assert terminal.plain(words) == one_line
-    assert terminal.plain(words, lines=True) == lines
+    assert console_text.plain(words) == one_line
+    assert console_text.plain(words, lines=True) == lines
 
 
 def test_tables_and_progress_show_what_others_wrote():
     out = console()
-    out.print(terminal.render(ReportTable("t", "of [/red]", (TableColumn("sys [/b]"),), ((HOSTILE,),)), 100))
+    out.print(console_text.render(ReportTable("t", "of [/red]", (TableColumn("sys [/b]"),), ((HOSTILE,),)), 100))
     Bars(out).say(f"no schema of {HOSTILE} [/red] :warning:")
     found = printed(out).splitlines()
     assert found == ["of [/red]", "sys [/b]".ljust(len(SHOWN)), SHOWN, f"no schema of {SHOWN} [/red] :warning:"]
@@ -232,7 +232,7 @@ def test_a_table_fits_the_screen_whole_turned_or_row_by_row():
     shown = {}
     for width in (44, 43, 30):
         out = Console(file=io.StringIO(), highlight=False, width=width)
-        out.print(terminal.render(table, width))
+        out.print(console_text.render(table, width))
         shown[width] = [line.rstrip() for line in printed(out).splitlines()]
     assert shown[44] == [
         "EX",
@@ -253,7 +253,7 @@ def test_a_table_fits_the_screen_whole_turned_or_row_by_row():
     words = "Held-out execution accuracy"  # a title may be wider than its table
     wide = ReportTable("t", words, (*columns, TableColumn("questions", "count")), (("before", one, two, 480),))
     out = Console(file=io.StringIO(), highlight=False, width=30)
-    out.print(terminal.render(wide, 30))
+    out.print(console_text.render(wide, 30))
     assert [line.rstrip() for line in printed(out).splitlines()] == [
         words,
         "system                before",

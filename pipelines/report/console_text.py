@@ -107,7 +107,7 @@ def plain(words: str, lines: bool = False) -> str:
     return "".join(printable)
 
 
-def figures(summaries: Mapping[str, Summary], benchmark: str = "") -> ReportTable:
+def figures_table(summaries: Mapping[str, Summary], benchmark: str = "") -> ReportTable:
     """The few figures of a run's end, a system a row.
 
     Args:
@@ -177,7 +177,7 @@ def across(by_benchmark: Mapping[str, Mapping[str, Summary]]) -> ReportTable:
 def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]], files: Mapping[str, str]) -> None:
     """Print the end of a run: its figures by benchmark and system, and its files by name ("report" -> a path, ...)."""
     for benchmark, summaries in by_benchmark.items():
-        console.print(render(figures(summaries, benchmark), console.width))
+        console.print(render(figures_table(summaries, benchmark), console.width))
     if len(by_benchmark) > 1:
         console.print(render(across(by_benchmark), console.width))
     width = max(map(len, files), default=0)
