@@ -139,11 +139,10 @@ def _trainings(plans: Iterable[Sequence[graph.Step]]) -> dict[Path, float]:
 
 HEAD = """# The laboratory: which claims hold in miniature
 
-The five papers claim twelve times that one thing is better than another. Each claim is tested by arms that differ in
-it alone, on three seeds that chose none of the settings; claims 2, 3 and 9 on six. `python benchmarks/laboratory.py`
-runs what is missing and writes this page, its figures, [the contrasts](laboratory.csv) and [the
-rows](laboratory_rows.csv); `sqltrain sweep claims/NAME` tests one claim. `conf/tables/claims/NAME.yaml` states what
-must come out.
+Twelve claims of the five papers, each tested by arms that differ in it alone, on three seeds that chose none of the
+settings; claims 2, 3 and 9 on six. `python benchmarks/laboratory.py` runs what is missing and writes this page, its
+figures, [the contrasts](laboratory.csv) and [the rows](laboratory_rows.csv); `sqltrain sweep claims/NAME` tests one
+claim, as `conf/tables/claims/NAME.yaml` states it.
 
 **The rule.** Each seed draws its own world, model and episodes. A difference is taken question by question within a
 seed, or step by step for a training curve; its 95 % interval holds the chance of the seeds
@@ -151,26 +150,23 @@ seed, or step by step for a training curve; its 95 % interval holds the chance o
 not hold** if the interval lies on the other side, or below the smallest difference that its file calls relevant. Else
 it **cannot be told**. A claim of "no worse" holds if the interval lies above minus its margin, and does not hold if
 the whole interval lies below 0. A claim of several contrasts holds if all do, and does not hold if one does not.
-"Could be shown" is the smallest true difference that a test with this width would detect in about 80 % of cases.
+"Could be shown" is the smallest true difference that such a test would detect in about 80 % of cases.
 
-**Changed after a first look.** Contrasts, margins and smallest differences were written before any run, except the
-second contrast of claim 2: its two policies were first asked in different ways, now in the same. Some text under
-verdicts was written afterwards. The rule had no Student's t: by that first rule claim 9 did not hold (its first three
-seeds lost 10, 0 and 24 points). Seeds 7 to 9 of claims 2, 3 and 9 were added when 4 to 6 had been seen.
+**Changed after a first look**: the second contrast of claim 2, whose policies were first asked in different ways; some
+text under verdicts; Student's t, without which claim 9 did not hold on its first three seeds; seeds 7 to 9 of claims
+2, 3 and 9.
 
-**Which code.** Each table names its commit; all checkouts had uncommitted changes, so nobody else has that code to
-the letter. Seed 4 of claim 12 and seed 4 of claim 1's row "SFT, then RL" were made again from nothing by later code:
-weights and figures are the same to the byte.
+**Which code.** Each table names its commit, all with uncommitted changes; [the contrasts](laboratory.csv) name the
+machine. Seed 4 of claims 1 ("SFT, then RL") and 12, made again from nothing by later code, is the same to the byte.
 
-**Scope.** One million parameters, a world of a few hundred words, thirty or forty steps of GRPO: a claim that fails
-here may hold at the papers' scale.
+**Scope.** One million parameters, thirty or forty steps of GRPO: a claim that fails here may hold at the papers' scale.
 """
 
 
 FOREST = "claims.svg"
 CAPTION = (
-    "Each difference in the direction of its claim, in units of the smallest difference that could be shown. A point "
-    'to the right of 0 agrees with the claim. The short vertical bar marks the margin of a claim of "no worse".'
+    "Differences in units of the smallest that could be shown; to the right of 0 they agree with the claim. The short "
+    'vertical bar marks the margin of a claim of "no worse".'
 )
 
 
@@ -204,7 +200,7 @@ def _section(entry: Tested) -> Iterator[str]:
     if entry.kept:
         yield from entry.kept
         return
-    yield f"{claim.source}. `sqltrain sweep {entry.name}`"
+    yield f"{claim.source}; `{entry.name}`."
     yield ""
     if claim.untestable:
         yield f"**Cannot be told.** {claim.untestable}"
@@ -217,10 +213,16 @@ def _section(entry: Tested) -> Iterator[str]:
         yield f"Expected: {claim.seconds / 60:.0f} minutes of one core, beside the runs of other files that it uses."
         return
     yield ""
-    yield f"Made by {entry.made_by}."
+    yield f"{_commits(entry.made_by)}."
     if figure(entry) is not None:
         yield ""
         yield f"![The rows of claim {claim.number}](../images/laboratory/{entry.short}.svg)"
+
+
+def _commits(made_by: str) -> str:
+    """The commits of a claim's evaluations; the data has the machines too."""
+    commits = [maker.partition(",")[0].removeprefix("commit ") for maker in made_by.split("; ")]
+    return f"Commit {', '.join(commits)}"
 
 
 def _body(markdown: str) -> list[str]:
