@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.adaptation import estimate, outcome, recipe_file
+from pipelines.adaptation import duration, estimate, outcome, recipe_file
 from pipelines.adaptation.estimate import Work
 from pipelines.adaptation.questions import Counts, count_questions, gather
 from pipelines.adaptation.training_start import training_start
@@ -62,6 +62,7 @@ class Adaptation:
     store: Store
     steps: Sequence[graph.Step]
     counts: Counts
+    schema_chars: int  # length of the schema in a prompt
 
     @property
     def command(self) -> str:
@@ -81,10 +82,16 @@ class Adaptation:
     def work_lines(self) -> list[str]:
         """The work and the cost that are ahead."""
         works: Mapping[str, Work] = estimate.estimate(self.recipe, self.counts, self.steps)
+        minutes = duration.minutes_on_cpu(self.recipe, works, self.schema_chars)
         lines = []
         for stage, work in works.items():
             number = f"{work.number:,}" if work.number else ""
-            lines.append(f"  {stage:<15} {number:>7} {work.what}")
+            time_ahead = f", some {max(1, round(minutes[stage]))} min" if stage in minutes else ""
+            lines.append(f"  {stage:<15} {number:>7} {work.what}{time_ahead}")
+        if minutes:
+            lines.append(
+                f"minutes some {max(1, round(sum(minutes.values())))} on this machine, if it does nothing else"
+            )
         if not works:
             lines.append("  all stages are cached")
         lines.append(f"cost    {estimate.price(self.recipe, self.counts)}")
@@ -172,8 +179,9 @@ def prepare_adaptation(request: AdaptationRequest, say: Say) -> Adaptation:
         hint = f"Connect it as another: sqltrain connect {request.database} --name NAME"
         raise RecipeError(f"{request.database} is the name of a shipped recipe", hint)
     path = recipe_file.recipe_path(request.database)
+    schema_chars = len(render(database_card.shown(), "compact"))
     if request.writes_recipe or not path.is_file():
-        _write_recipe(request, database_card, path, say)
+        _write_recipe(request, database_card, schema_chars, path, say)
     words, store = split_store(request.overrides, request.store_folder)
     store_folder = explicit_store_folder(request.overrides, request.store_folder)
     recipe = recipes.load(str(path), words)
@@ -188,6 +196,7 @@ def prepare_adaptation(request: AdaptationRequest, say: Say) -> Adaptation:
         store=store,
         steps=graph.plan(recipe, store),
         counts=count_questions(recipe),
+        schema_chars=schema_chars,
     )
 
 
@@ -206,9 +215,10 @@ def _read_card(database: str) -> DatabaseCard:
     return database_card
 
 
-def _write_recipe(request: AdaptationRequest, database_card: DatabaseCard, path: Path, say: Say) -> None:
+def _write_recipe(
+    request: AdaptationRequest, database_card: DatabaseCard, schema_chars: int, path: Path, say: Say
+) -> None:
     questions = gather(request.questions, request.invented, database_card.location)
-    schema_chars = len(render(database_card.shown(), "compact"))
     start = training_start(request.model, request.recipe, schema_chars)
     values = recipe_file.recipe_values(request.database, start, questions)
     old = recipe_file.write_recipe(request.database, values, start, questions)

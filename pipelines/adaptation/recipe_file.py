@@ -85,7 +85,7 @@ def _training_sizes(start: TrainingStart, n_questions: int) -> dict[str, Any]:
     """The batches, and how often each question is shown."""
     if start.scale == "laptop":
         epochs = _epochs(LAPTOP_DEMONSTRATIONS, max(1, n_questions), LAPTOP_MAX_EPOCHS)
-        sft = {"batch": 16, "micro_batch": 16, "group_by": "prefix", "epochs": epochs}
+        sft = {"batch": 16, "micro_batch": 8, "group_by": "prefix", "epochs": epochs}
         return {**LAPTOP_SIZES, "filter": {"keep": None}, "sft": sft}
     if start.scale == "tiny":
         return {

@@ -8,9 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from pipelines.adaptation import outcome, recipe_file
-from pipelines.adaptation.estimate import estimate
+from pipelines.adaptation import duration, outcome, recipe_file
+from pipelines.adaptation.estimate import Work, estimate
 from pipelines.adaptation.questions import gather
 from pipelines.adaptation.training_start import LAPTOP_WEIGHTS, LORA, TrainingStart, source_of, training_start
 from pipelines.core.errors import DataError, RecipeError
@@ -205,8 +207,35 @@ def test_a_language_model_of_a_laptop_is_trained_whole(shop):
     recipe = recipes.load("recipes/shop.yaml")
     assert recipe.model.lora is None
     assert (recipe.sft.group_by, recipe.sft.epochs) == ("prefix", 8)
-    assert recipe.protocol.prompt == "compact"
+    assert (recipe.protocol.prompt, recipe.protocol.schema_style) == ("compact", "lines")
+    assert recipe.synthesis.teacher.spelling == "schema"
     assert recipe.data.drop_empty
+
+
+def test_a_language_model_on_a_cpu_is_told_its_minutes(tmp_path, monkeypatch):
+    """A million weights at 1 GFLOP/s: a trained token takes 6e6 / 0.36e9 = 1/60 s, a decoded one 2e6 / 0.1e9 = 0.02 s.
+
+    The prompt is 110 + 300 / 3 = 210 tokens, shared by eight rows: (120 + 210 / 8) / 60 = 2.4375 s a demonstration, and
+    60 tokens * 0.02 = 1.2 s an episode more in GRPO. Untrained, an episode has four turns of 160 tokens: 12.8 s.
+    """
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"weight": torch.zeros(1000, 1000)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(duration, "_product_speed", lambda dtype: 1e9)
+    sizes = ("sft.batch=16", "sft.micro_batch=8", "grpo.group=8", "protocol.max_turns_eval=4")
+    recipe = recipes.load("smollm2", [f"model.source={tmp_path}", "hardware.device=cpu", *sizes])
+    works = {
+        "data": Work(0, "read"),
+        "sft": Work(40, "steps of 16 demonstrations"),
+        "grpo": Work(768, "episodes, in 12 steps"),
+        "evaluate_model": Work(290, "episodes"),
+        "evaluate_sft": Work(290, "episodes"),
+    }
+    expected = {"sft": 26.0, "grpo": 768 * 3.6375 / 60, "evaluate_model": 290 * 12.8 / 60, "evaluate_sft": 5.8}
+    assert duration.minutes_on_cpu(recipe, works, schema_chars=300) == pytest.approx(expected)
+    on_gpu = recipes.load("smollm2", [f"model.source={tmp_path}", "hardware.device=cuda"])
+    assert duration.minutes_on_cpu(on_gpu, works, schema_chars=300) == {}
+    on_hub = recipes.load("smollm2", ["hardware.device=cpu"])
+    assert duration.minutes_on_cpu(on_hub, works, schema_chars=300) == {}
 
 
 def test_what_cannot_start_is_refused(monkeypatch):

@@ -1,0 +1,102 @@
+"""The minutes that an adaptation of a language model takes on a CPU, guessed before anything is loaded.
+
+The guess multiplies the work that the recipe counts by the machine's speed at matrix products, measured on the spot.
+The shares below were measured with SmolLM2-135M on two cores (docs/results/real_model.md); other work on the machine,
+or longer episodes, easily double the minutes.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipelines.adaptation.estimate import Work
+from pipelines.adaptation.training_start import count_weights
+from pipelines.recipe.checkpoint import folder_of
+from pipelines.recipe.config import Recipe
+from pipelines.rollout.gguf_model import is_gguf, read_header
+from pipelines.stages.graph import kind_of
+
+CHARS_A_TOKEN = 3  # characters of a schema to a token of a language model
+INSTRUCTION_TOKENS = 110  # tokens of the instructions around a schema
+OWN_TOKENS = 120  # tokens of a demonstration or an episode behind its schema
+DECODED_TOKENS = 60  # tokens that the agent writes in an episode
+FLOP_A_TRAINED_TOKEN = 6  # floating-point operations a weight: a forward and a backward pass
+FLOP_A_DECODED_TOKEN = 2  # a forward pass alone
+TRAINING_SHARE = 0.36  # share of the speed of matrix products that training reaches
+DECODING_SHARE = 0.1  # share that decoding reaches: it reads all weights for each token of a batch
+ROWS, WIDTH, OUTPUTS = 512, 576, 1536  # the measured product's sizes, those of a layer of SmolLM2
+TIMED_PRODUCTS = 20
+
+
+def minutes_on_cpu(recipe: Recipe, works: Mapping[str, Work], schema_chars: int) -> dict[str, float]:
+    """Minutes of the stages that train or ask a language model on a CPU, by name.
+
+    It is empty for a GPU, for the tiny model and for weights that are not on this machine yet.
+
+    Args:
+        works: the work of each stage that is to do (`estimate.estimate`).
+        schema_chars: the length of the schema in a prompt.
+    """
+    n_weights = _local_weights(recipe.model.source)
+    if n_weights is None or not _trains_on_cpu(recipe):
+        return {}
+    flop_rate = _product_speed(recipe.model.compute_dtype)
+    prompt_tokens = INSTRUCTION_TOKENS + schema_chars / CHARS_A_TOKEN
+    trained_token_s = FLOP_A_TRAINED_TOKEN * n_weights / (flop_rate * TRAINING_SHARE)
+    decoded_token_s = FLOP_A_DECODED_TOKEN * n_weights / (flop_rate * DECODING_SHARE)
+
+    rows_a_prompt = recipe.sft.micro_batch if recipe.sft.group_by == "prefix" else 1
+    demonstration_s = (OWN_TOKENS + prompt_tokens / rows_a_prompt) * trained_token_s
+    episode_s = DECODED_TOKENS * decoded_token_s
+    trained_episode_s = episode_s + (OWN_TOKENS + prompt_tokens / recipe.grpo.group) * trained_token_s
+    # A model that has not learned the protocol writes on to the end of each turn's budget.
+    untrained_tokens = recipe.evaluation.sampling.turn_tokens * recipe.protocol.max_turns_eval
+    seconds_a_unit = {
+        "evaluate_model": untrained_tokens * decoded_token_s,
+        "sft": recipe.sft.batch * demonstration_s,
+        "difficulty": episode_s,
+        "grpo": trained_episode_s,
+        "evaluate_sft": episode_s,
+        "evaluate_grpo": episode_s,
+    }
+    minutes = {}
+    for stage, work in works.items():
+        seconds = seconds_a_unit.get(kind_of(stage))
+        if seconds is not None and work.number:
+            minutes[stage] = work.number * seconds / 60
+    return minutes
+
+
+def _local_weights(source: str) -> int | None:
+    """The number of a model's weights; None for the tiny model, and for one that is not on this machine."""
+    path = Path(source).expanduser()
+    if is_gguf(source):
+        return read_header(path).n_weights if path.is_file() else None
+    folder = folder_of(path)
+    return count_weights(folder) if (folder / "config.json").is_file() else None
+
+
+def _trains_on_cpu(recipe: Recipe) -> bool:
+    if recipe.hardware.device != "auto":
+        return recipe.hardware.device == "cpu"
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def _product_speed(dtype_name: str) -> float:
+    """Floating-point operations a second of a matrix product, the fastest of some.
+
+    Processor time counts, shared among the threads: other work on the machine should not change the plan.
+    """
+    import torch
+
+    dtype = getattr(torch, dtype_name)
+    rows = torch.ones(ROWS, WIDTH, dtype=dtype)
+    weight = torch.ones(OUTPUTS, WIDTH, dtype=dtype)
+    fastest = float("inf")
+    for _ in range(TIMED_PRODUCTS):
+        started = time.process_time()
+        torch.nn.functional.linear(rows, weight)
+        fastest = min(fastest, time.process_time() - started)
+    return 2 * ROWS * WIDTH * OUTPUTS * torch.get_num_threads() / fastest
