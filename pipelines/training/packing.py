@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer.utils import FusedCausalLMOutput, flush_left
 
 from pipelines.training.micro_batches import TokenScores, prefix_order, shared_prefix_lengths
+from pipelines.training.short_attention import short_attention
 
 NAME = "sqltrain_packed"  # the attention's name, by which a model finds it
 UNSCORED = -100  # the label of a token whose log-probability nobody wants
@@ -40,7 +41,11 @@ class Attention:
     order: Tensor  # (N,) the position of each token in the concatenated outputs of the groups.
 
     def __call__(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, **settings: Any) -> Tensor:
-        """Each token sees what comes before it in its rows: (1, H, N, D), (1, H_kv, N, D) twice -> (1, N, H, D)."""
+        """Each token sees what comes before it in its rows: (1, H, N, D), (1, H_kv, N, D) twice -> (1, N, H, D).
+
+        Args:
+            settings: `scaling` and `dropout`.
+        """
         v = value[0].transpose(0, 1)  # (N, H_kv, D)
         # Under autocast a norm leaves queries and keys in float32.
         q = query[0].transpose(0, 1).to(v.dtype)
@@ -55,10 +60,14 @@ class Attention:
             torch.split(v.index_select(0, self.keys), n_keys),
             strict=True,
         )
+        multiplies = v.device.type == "cpu" and v.dtype == torch.bfloat16 and not settings["dropout"]
         outputs = []
         for (n_rows, _, _), mask, *tensors in by_group:
             by_row = [tensor.view(n_rows, -1, *tensor.shape[1:]).transpose(1, 2) for tensor in tensors]
-            output, _ = sdpa_attention_forward(module, *by_row, mask, is_causal=mask is None, **settings)
+            if multiplies and type(mask) is Tensor:  # a long row's mask is only described
+                output = short_attention(*by_row, mask, settings["scaling"])
+            else:
+                output, _ = sdpa_attention_forward(module, *by_row, mask, is_causal=mask is None, **settings)
             outputs.append(output.flatten(0, 1))  # (R * Q, H, D)
         return torch.cat(outputs).index_select(0, self.order)[None]
 
@@ -270,6 +279,8 @@ def _attend(
     if packed is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)  # type: ignore[no-any-return]
     scaling = settings.get("scaling")
+    if scaling is None:
+        scaling = query.size(-1) ** -0.5
     dropout = settings.get("dropout", 0.0)
     return packed(module, query, key, value, scaling=scaling, dropout=dropout), None
 
