@@ -256,8 +256,10 @@ def _knowledge_lines(path: Path, deleted: frozenset[int]) -> Iterator[str]:
 def _meaning_lines(path: Path) -> Iterator[str]:
     if not path.is_file():
         return
-    named_columns = read_json_text(path, "It has the meanings of a database's columns.")
-    if isinstance(named_columns, dict):
-        for name, meaning in named_columns.items():
-            text = meaning if isinstance(meaning, str) else json.dumps(meaning, ensure_ascii=False)
-            yield f"{'.'.join(name.split('|')[-2:])}: {text}"
+    hint = "It has the meanings of a database's columns; options.meanings=false reads none."
+    named_columns = read_json_text(path, hint)
+    if not isinstance(named_columns, dict):
+        raise DataError(f"{path} holds no JSON object of columns and their meanings", hint)
+    for name, meaning in named_columns.items():
+        text = meaning if isinstance(meaning, str) else json.dumps(meaning, ensure_ascii=False)
+        yield f"{'.'.join(name.split('|')[-2:])}: {text}"

@@ -136,6 +136,15 @@ def test_a_public_file_alone_has_no_gold_and_two_gold_files_are_one_too_many(fol
     assert (loaded.examples, {bad.reason for bad in loaded.quarantine}) == ([], {"missing_gold"})
 
 
+@pytest.mark.parametrize("text", ["[]", '[{"alien|signals|snr": "signal to noise"}]', '"none"', "7", "null"])
+def test_meanings_that_are_no_object_are_refused_in_one_line(folder, tmp_path, text):
+    (folder / "alien" / "alien_column_meaning_base.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=r"alien_column_meaning_base\.json holds no JSON object") as caught:
+        read(folder, tmp_path / "stage")
+    assert "\n" not in str(caught.value)
+    assert len(read(folder, tmp_path / "without", meanings=False).examples) == 2
+
+
 def test_episodes_that_change_data_leave_the_download_as_it_was(folder, tmp_path, sql):
     before = digests(folder)
     loaded = read(folder, tmp_path / "stage")
