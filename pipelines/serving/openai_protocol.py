@@ -99,7 +99,12 @@ def _read_question(messages: Any) -> tuple[str, History]:
         raise Denied(400, NO_QUESTION, param="messages")
     if len(question) > QUESTION_CHARS:
         raise Denied(400, f"a question has at most {QUESTION_CHARS:,} characters", param="messages")
-    return question, history[-HISTORY:]
+    history = history[-HISTORY:]
+    longest = max((len(earlier) for earlier, _ in history), default=0)
+    if longest > QUESTION_CHARS:  # a question that was cut would be another one
+        message = f"an earlier question has {longest:,} characters, and at most {QUESTION_CHARS:,} are read"
+        raise Denied(400, f"{message}: begin a new conversation", param="messages")
+    return question, history
 
 
 def _ends_with_question(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -137,7 +142,7 @@ def read_conversation(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
             question, _ = pairs[-1]
             sql = _last_sql(text)
             # A query that was cut would be another one: one that is too long is left out as a whole.
-            pairs[-1] = (question[:QUESTION_CHARS], sql if len(sql) <= QUESTION_CHARS else "")
+            pairs[-1] = (question, sql if len(sql) <= QUESTION_CHARS else "")
     return pairs
 
 

@@ -189,3 +189,18 @@ def test_a_query_of_the_history_is_whole_or_left_out():
         answer = {"role": "assistant", "content": f"```sql\n{sql}\n```"}
         pairs = read_conversation([QUESTION, answer, QUESTION])
         assert pairs == [(QUESTION["content"], kept), (QUESTION["content"], "")]
+
+
+def test_a_long_question_of_the_history_is_refused_and_never_cut(running):
+    """A condition at its end would be lost; what is too old to be read hinders no question."""
+    answer = {"role": "assistant", "content": "```sql\nSELECT 1\n```"}
+
+    def status(length, *between):
+        long = {"role": "user", "content": "x" * length}
+        answered = running.post(CHAT, {"messages": [long, answer, *between, QUESTION]})
+        return answered.status_code, answered.text
+
+    assert status(4000)[0] == 200
+    code, text = status(4001)
+    assert (code, "an earlier question has 4,001 characters, and at most 4,000 are read" in text) == (400, True)
+    assert status(4001, *[QUESTION, answer] * 8)[0] == 200
