@@ -30,7 +30,7 @@ LAPTOP_SIZES: dict[str, Any] = {
     "grpo": {"questions_per_step": 8, "group": 8, "micro_batch": 64, "steps": 12, "drop_zero_variance": True},
     "evaluation": {"samples": 4, "ks": [1, 2, 4]},
     "rollout": {"processes": 2, "slots": 32, "shard": 32},
-    "hardware": {"micro_tokens": 2048},
+    "hardware": {"micro_tokens": 1536},
 }
 USES: Mapping[Part, str] = {"train": "train on", "dev": "watch training by", "test": "measure by"}
 HEAD = """\
