@@ -7,7 +7,8 @@
 
 `--speed` prints, for the same rows in the same precision, the samples a second of SFT by TRL's own SFTTrainer and by
 ours, then the seconds of a greedy answer with each prompt computed whole and with shared prefixes: by wall clock and by
-processor time, with the most memory that each process held. Each arm is a process of its own. On a machine that is busy
+processor time, with the most memory that each process held; of ours also the tokens that it computed a second, and
+their share of the machine's speed at plain matrix products. Each arm is a process of its own. On a machine that is busy
 with other work compare processor time.
 
 `--run` runs the recipe whole (variant laptop, or gpu with --device cuda) for each seed, evaluates more SFT at equal
@@ -74,6 +75,7 @@ def sft_arm(recipe: Recipe, folders: dict[str, Path], arm: str, out: Path) -> di
     import torch
     from transformers import TrainerCallback
 
+    from pipelines.adaptation.duration import FLOP_A_TRAINED_TOKEN, product_speed
     from pipelines.core import frames
     from pipelines.core.types import Trajectory
     from pipelines.training import sft
@@ -87,25 +89,34 @@ def sft_arm(recipe: Recipe, folders: dict[str, Path], arm: str, out: Path) -> di
     data = folders["filter"] / frames.DATA
     trajectories = frames.from_frame(frames.read(data), Trajectory)
     moments: list[tuple[float, float]] = []
+    computed: list[int] = []  # tokens since the beginning, at the end of each step
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
             moments.append((time.perf_counter(), time.process_time()))
+            computed.append(ours.computed)
 
     plan = Plan(kind="sft", recipe=recipe, checkpoint_in=checkpoint_of(folders["model"]), data=data, out=out)
-    trainer = sft.prepare(plan, trajectories, lambda event: None)
-    trainer.args.max_steps = STEPS + WARM_UP
-    trainer.args.save_strategy = "no"
-    trainer.pop_callback(CurveRecorder)
+    ours = sft.prepare(plan, trajectories, lambda event: None)
+    ours.args.max_steps = STEPS + WARM_UP
+    ours.args.save_strategy = "no"
+    ours.pop_callback(CurveRecorder)
     if arm == "trl":
-        trainer = trl_trainer(trainer, plan, count)
+        trainer = trl_trainer(ours, plan, count)
     else:
+        trainer = ours
         patch_trl_lm_head()
     trainer.add_callback(Clock())
     trainer.train()
     (start, cpu_start), (end, cpu_end) = moments[WARM_UP - 1], moments[-1]
     samples = batch * STEPS
-    return {"rows_per_s": samples / (end - start), "rows_per_cpu_s": samples / (cpu_end - cpu_start)}
+    figures = {"rows_per_s": samples / (end - start), "rows_per_cpu_s": samples / (cpu_end - cpu_start)}
+    if arm == "ours":
+        tokens_per_s = (computed[-1] - computed[WARM_UP - 1]) / (end - start)
+        flop_rate = tokens_per_s * FLOP_A_TRAINED_TOKEN * ours.model.num_parameters()
+        figures["tokens_per_s"] = tokens_per_s
+        figures["share_of_products"] = flop_rate / product_speed(recipe.model.compute_dtype)
+    return figures
 
 
 def trl_trainer(ours: Any, plan: Any, count: int) -> Any:

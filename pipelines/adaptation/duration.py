@@ -40,7 +40,7 @@ def minutes_on_cpu(recipe: Recipe, works: Mapping[str, Work], schema_chars: int)
     n_weights = _local_weights(recipe.model.source)
     if n_weights is None or not _trains_on_cpu(recipe):
         return {}
-    flop_rate = _product_speed(recipe.model.compute_dtype)
+    flop_rate = product_speed(recipe.model.compute_dtype)
     prompt_tokens = INSTRUCTION_TOKENS + schema_chars / CHARS_A_TOKEN
     trained_token_s = FLOP_A_TRAINED_TOKEN * n_weights / (flop_rate * TRAINING_SHARE)
     decoded_token_s = FLOP_A_DECODED_TOKEN * n_weights / (flop_rate * DECODING_SHARE)
@@ -84,7 +84,7 @@ def _trains_on_cpu(recipe: Recipe) -> bool:
     return not torch.cuda.is_available()
 
 
-def _product_speed(dtype_name: str) -> float:
+def product_speed(dtype_name: str) -> float:
     """Floating-point operations a second of a matrix product, the fastest of some.
 
     Processor time counts, shared among the threads: other work on the machine should not change the plan.

@@ -220,7 +220,7 @@ def test_a_language_model_on_a_cpu_is_told_its_minutes(tmp_path, monkeypatch):
     """
     (tmp_path / "config.json").write_text("{}")
     save_file({"weight": torch.zeros(1000, 1000)}, tmp_path / "model.safetensors")
-    monkeypatch.setattr(duration, "_product_speed", lambda dtype: 1e9)
+    monkeypatch.setattr(duration, "product_speed", lambda dtype: 1e9)
     sizes = ("sft.batch=16", "sft.micro_batch=8", "grpo.group=8", "protocol.max_turns_eval=4")
     recipe = recipes.load("smollm2", [f"model.source={tmp_path}", "hardware.device=cpu", *sizes])
     works = {
