@@ -271,7 +271,7 @@ def _command(name: str, command: Any, common: Sequence[str]) -> Iterator[str]:
         yield from (*TABLE_HEAD, *own, "")
     taken = [_name_of(each) for each in parameters if _parameter(each) in common]
     if taken:
-        yield f"{'It also takes' if own else 'It takes'} {', '.join(taken)}.\n"
+        yield f"{'Also' if own else 'Takes'} {', '.join(taken)}.\n"
 
 
 def _split_help(text: str) -> tuple[str, list[str]]:
