@@ -63,7 +63,8 @@ def _tested(name: str, source: paper_tables.PaperTable, store: Store, words: Seq
     sweep = dataclasses.replace(empty, cells=filled)
     decided = tuple(report.contrast_results(sweep)) if filled else ()
     seconds, settings = sum(_trainings(plans.values()).values()), _settings(source.claim, cells)
-    return Tested(name, source.claim, sweep, decided, seconds, settings, _made_by(plans.values(), store))
+    made_by = _made_by(plans.values(), store)
+    return Tested(name, source.claim, sweep, decided, seconds, settings, made_by, title=source.title)
 
 
 def _settings(claim: Claim, cells: Sequence[sweep_plan.SweepCell]) -> str:
@@ -195,7 +196,7 @@ def _minutes(entry: Tested) -> str:
 
 def _section(entry: Tested) -> Iterator[str]:
     claim = entry.claim
-    yield f"## {claim.number}. {claim.text}"
+    yield f"## {claim.number}. {entry.title[0].upper()}{entry.title[1:]}"
     yield ""
     if entry.kept:
         yield from entry.kept

@@ -40,6 +40,7 @@ class Tested:
         settings: a digest of its contrasts and its cells' recipes.
         made_by: the commits and the processors that its figures are of.
         kept: the lines of its part of the page, where they are kept from an earlier run; else ().
+        title: its file's, the heading of its part; the table of verdicts has the claim.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Tested:
     settings: str
     made_by: str
     kept: tuple[str, ...] = ()
+    title: str = ""
 
     @property
     def short(self) -> str:
