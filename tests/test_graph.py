@@ -134,6 +134,15 @@ def test_a_run_ends_after_the_last_benchmark_of_a_stage(tmp_path):
     assert not [step.name for step in graph.plan(recipe, store, "grpo") if step.kind == "test"]
 
 
+@pytest.mark.parametrize(("trained", "last"), [(["sft"], "evaluate_sft"), ([], "evaluate_model")])
+def test_an_evaluation_is_of_the_newest_checkpoint_that_a_recipe_has(tmp_path, trained, last):
+    recipe = recipes.load("miniature", [f"stages={['data', *trained, 'evaluate', 'report']}"])
+    assert graph.plan(recipe, Store(tmp_path), "evaluate")[-1].name == last
+    nothing = recipes.load("miniature", ["stages=[data]"])
+    with pytest.raises(RecipeError, match="no stage 'evaluate'"):
+        graph.plan(nothing, Store(tmp_path), "evaluate")
+
+
 def made(store, *overrides):
     recipe = recipes.load("miniature", [*QUICK, *overrides])
     steps = graph.plan(recipe, store)

@@ -323,7 +323,11 @@ def plan(
 def _stages_until(until: str, stages: list[Stage], recipe: Recipe) -> list[Stage]:
     """The stages up to the last one that is asked for; without an evaluation among them no benchmark is read."""
     names = [stage.name for stage in stages]
-    last = "evaluate_grpo" if until == "evaluate" and "evaluate_grpo" in names else until
+    last = until
+    if until == "evaluate":
+        evaluations = [name for name in names if name.startswith("evaluate_")]
+        if evaluations:
+            last = kind_of(evaluations[-1])
     ends = [index for index, name in enumerate(names) if last in (name, kind_of(name))]
     if not ends and last in OF_POOLS and evaluates_without_pools(recipe):
         without_path = [f"{key}.path=..." for key, pool in recipe.data.pools.items() if pool.lacks_path]
