@@ -166,13 +166,17 @@ def walk(
 
 def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResult]:
     """A plain run with its progress on the screen."""
+    return run_steps(recipe, store, graph.plan(recipe, store, until))
+
+
+def run_steps(recipe: Recipe, store: Store, steps: Sequence[graph.Step]) -> list[graph.StageResult]:
+    """A plain run of these steps, with its progress on the screen."""
     from tasks.run import Tracker
 
     title = plain(recipe.title or "a recipe")
     store_text = (f"(store: {plain(str(store.root))})", "dim")
     console.print(Text.assemble((plain(recipe.name), "bold"), f": {title} ", store_text), soft_wrap=True)
     with Bars(console) as bars, Tracker(recipe, store, bars.say) as tracker:
-        steps = graph.plan(recipe, store, until)
         return walk(recipe, store, steps, progress=bars, tracker=tracker, on_stage=print_stage)
 
 

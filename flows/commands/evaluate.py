@@ -20,7 +20,7 @@ from pipelines.report import console_text, writer
 from pipelines.report.data import ReportData
 from pipelines.stages import evaluation_gate, find_evaluations, graph, policy_evaluation
 from pipelines.stages.evaluation_gate import GateVerdict
-from pipelines.stages.evaluation_request import EvaluationRequest, open_evaluation
+from pipelines.stages.evaluation_request import EvaluationRequest, OpenedEvaluation, open_evaluation
 from pipelines.stages.find_evaluations import EvaluationRun
 from pipelines.stages.policy_evaluation import Answerer
 from pipelines.stages.prediction_scoring import PredictionScore, ScoreRequest, prediction_scorer
@@ -66,6 +66,7 @@ def evaluate(
 ) -> None:
     """Evaluate a recipe's checkpoints, any checkpoint folder, an endpoint or the oracle, on the held-out questions.
 
+    A checkpoint that the store lacks is trained first; --questions trains nothing and asks the finished ones.
     Exits with 1 when no answer to a benchmark's questions could be scored: its database, worker or endpoint broke.
 
     Examples:
@@ -90,12 +91,14 @@ def evaluate(
     if opened.answerer is not None:
         evaluate_policy(opened.recipe, opened.store, opened.answerer, json_output, plan, bounds)
     else:
-        evaluate_checkpoints(opened.recipe, opened.store, json_output, bounds)
+        evaluate_checkpoints(opened, json_output, bounds)
 
 
-def evaluate_checkpoints(recipe: Recipe, store: Store, json_output: bool, bounds: Mapping[str, float]) -> None:
+def evaluate_checkpoints(opened: OpenedEvaluation, json_output: bool, bounds: Mapping[str, float]) -> None:
     """Run a recipe up to its evaluations, and print them; bounds are for the newest checkpoint."""
-    results = terminal.run(recipe, store, "evaluate")
+    recipe = opened.recipe
+    store = opened.store
+    results = terminal.run_steps(recipe, store, opened.steps)
     evaluations = [result for result in results if result.kind.startswith("evaluate")]
     newest = {graph.benchmark_of(result.name): result for result in evaluations}
     verdict = evaluation_gate.check_gate(evaluations, bounds, newest.values())

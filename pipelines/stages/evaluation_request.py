@@ -13,9 +13,11 @@ from pipelines.databases import named
 from pipelines.databases.of_recipe import served_tokens
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe, split_store
+from pipelines.stages import graph
 from pipelines.stages.added_benchmarks import benchmarks_override
 from pipelines.stages.evaluation_stage import ENDPOINT, ORACLE
 from pipelines.stages.gguf_folders import model_folder
+from pipelines.stages.newest_model import TRAINED, plan_without_training
 from pipelines.stages.policy_evaluation import Answerer, checkpoint_answerer, named_answerer
 from pipelines.stages.preflight import check_prompts
 
@@ -41,13 +43,15 @@ class OpenedEvaluation:
     recipe: Recipe
     store: Store
     answerer: Answerer | None  # the policy to evaluate; None for the recipe's own checkpoints
+    steps: Sequence[graph.Step] = ()  # stages that evaluate the recipe's own checkpoints; none with an answerer
 
 
 def open_evaluation(request: EvaluationRequest, say: Callable[[str], None]) -> OpenedEvaluation:
     """Read the options.
 
     Args:
-        say: takes lines about benchmarks that are left out, and about a GGUF file that is read.
+        say: takes lines about benchmarks that are left out, a GGUF file that is read, and checkpoints that are not
+            trained yet.
     """
     words = [*request.overrides, *_question_overrides(request)]
     if request.benchmarks is not None:
@@ -61,11 +65,28 @@ def open_evaluation(request: EvaluationRequest, say: Callable[[str], None]) -> O
     if more:
         recipe, store = open_recipe(request.recipe, [*words, *more], request.store_folder, checkpoint)
     if request.model is None:
-        return OpenedEvaluation(recipe, store, None)
+        return OpenedEvaluation(recipe, store, None, _checkpoint_steps(request, recipe, store, say))
     check_prompts(recipe, evaluates=True)
     if checkpoint is None:
         return OpenedEvaluation(recipe, store, named_answerer(request.model))
     return OpenedEvaluation(recipe, store, checkpoint_answerer(request.model, checkpoint, recipe))
+
+
+def _checkpoint_steps(
+    request: EvaluationRequest, recipe: Recipe, store: Store, say: Callable[[str], None]
+) -> Sequence[graph.Step]:
+    """The stages that evaluate the recipe's own checkpoints; one's own questions start no training."""
+    if request.questions is None:
+        steps = graph.plan(recipe, store, "evaluate")
+        untrained = [step.name for step in steps if step.name in TRAINED and not step.cached]
+        if untrained:
+            say(f"not in the store, so trained first: {', '.join(untrained)}")
+        return steps
+    trained, _ = open_recipe(request.recipe, request.overrides, request.store_folder)
+    planned = plan_without_training(trained, recipe, store)
+    if planned.untrained:
+        say(f"not in the store, so not evaluated: {', '.join(planned.untrained)}")
+    return planned.steps
 
 
 def _is_named(model: str) -> bool:

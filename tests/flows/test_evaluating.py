@@ -1,6 +1,7 @@
 """`sqltrain evaluate --model oracle`: killed and run again it gives the same bytes and asks nothing twice."""
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -21,9 +22,11 @@ from pipelines.core.claims import live_runs
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
 from pipelines.databases import card
+from pipelines.protocols.base import build
 from pipelines.recipe import recipes
-from pipelines.stages import data, evaluation_stage, policy_evaluation
+from pipelines.stages import data, evaluation_stage, graph, policy_evaluation
 from pipelines.stages.context import Context, Silent, examples
+from pipelines.stages.evaluation_request import EvaluationRequest, open_evaluation
 from tests.fakes import build_database
 
 ROOT = Path(__file__).parents[2]
@@ -150,6 +153,63 @@ def test_a_file_of_questions_is_evaluated_as_it_is_and_a_limit_takes_some(harbou
         (["--database", "x"], "needs --questions"),
     ):
         assert said in sqltrain("evaluate", "sql_trail", "--model", "oracle", *wrong)[2]
+
+
+TRAINED = (
+    *SMALL,
+    "stages=[data, synthesize, filter, gold_schema, sft, evaluate]",
+    "model.tiny={width: 16, layers: 1, heads: 1, ffn: 16, vocabulary: 300, context: 1024}",
+    "sft={epochs: 1, batch: 64, micro_batch: 64}",
+    "evaluation={samples: 0, ks: [1], forced_single_turn: false, sampling: {turn_tokens: 4, episode_tokens: 960}}",
+    "protocol.max_turns_eval=1",
+    "rollout.processes=1",
+    "hardware.processes=1",
+)
+
+
+def untaught(recipe, folder):
+    """What a training stage leaves: a model, which has learned nothing here, and figures."""
+    from pipelines.training.model import make_tiny
+
+    tags = build(recipe.protocol).tags
+    make_tiny(recipe.model, ["SELECT count(*) FROM ship"] * 20, tags, folder / "model", seed=0)
+    (folder / "metrics.json").write_text('{"steps": 1}')
+
+
+def test_ones_own_questions_are_asked_of_a_recipes_checkpoints_and_train_nothing(harbour, tmp_path, sqltrain):
+    """Their prompts show a schema that fits, a setting that training reads, too."""
+    path = tmp_path / "q.csv"
+    path.write_text("question,sql\nhow many ?,SELECT count(*) FROM ship\n")
+    store = Store(tmp_path / "store")
+    command = ["evaluate", "miniature", *TRAINED, f"--store={store.root}", "--json"]
+    own_questions = ["--questions", str(path), "--database", str(harbour)]
+    error = sqltrain.refused(*command, *own_questions)
+    assert f"recipe miniature is not trained in {store.root}, and other questions start no training" in error
+    assert not store.root.exists()
+    recipe = recipes.load("miniature", TRAINED)
+    (sft,) = (step for step in graph.plan(recipe, store) if step.name == "sft")
+    store.make("sft", sft.key, functools.partial(untaught, recipe), {}, lambda: None)
+    for is_cached in (False, True):
+        stages = json.loads(sqltrain.ok(*command, *own_questions).splitlines()[-1])["stages"]
+        assert stages["evaluate_sft"]["metrics"]["n_questions"] == 1
+        made = {name: stage["cached"] for name, stage in stages.items()}
+        assert made == {"sft": True, "test": is_cached, "test_schema": is_cached, "evaluate_sft": is_cached}
+    assert [path.name for path in (store.root / "sft").glob("[!.]*")] == [sft.key]
+
+
+def test_a_checkpoint_that_is_not_trained_yet_is_named_and_left_out(own, tmp_path):
+    store = Store(tmp_path / "store")
+    request = EvaluationRequest("miniature", list(SMALL), str(store.root), None, None, own, None, None)
+    finished = {"sft", "model"}
+    for step in graph.plan(recipes.load("miniature", SMALL), store):
+        if step.name in finished:
+            store.make(step.kind, step.key, lambda folder: None, {}, lambda: None)
+    lines = []
+    opened = open_evaluation(request, lines.append)
+    assert lines == ["not in the store, so not evaluated: grpo"]
+    cached = {step.name: step.cached for step in opened.steps}
+    evaluations = ("test", "test_schema", "evaluate_model", "evaluate_sft")
+    assert cached == {**dict.fromkeys(evaluations, False), "model": True, "sft": True}
 
 
 def test_another_judgement_asks_nothing_again_and_more_samples_only_those(own, tmp_path):
