@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import pytest
+from packaging.requirements import Requirement
 from typer.main import get_command
 
 from flows.cli import app, every_command
@@ -252,6 +253,15 @@ def test_every_page_says_one_range_of_vllm():
         for found in re.findall(r"vLLM[ (]+0\.(\d+)(?: to 0\.(\d+))?", text)
     }
     assert {(first, last) for _, first, last in named} == {(low, str(int(high) - 1))}, named
+
+
+def test_the_extra_for_openenv_asks_for_the_package_of_today():
+    """It was openenv-core up to 0.3, which has no validator and no successor under that name."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    requirements = [Requirement(text) for text in extras["openenv"]]
+    (openenv,) = [requirement for requirement in requirements if requirement.name.startswith("openenv")]
+    assert openenv.name == "openenv"
+    assert [openenv.specifier.contains(version) for version in ("0.3.0", "0.10.0")] == [False, True]
 
 
 def test_the_page_of_learning_shows_figures_of_its_data():

@@ -87,6 +87,20 @@ def test_a_teams_own_queries_become_questions_each_tried_once(tmp_path, servers,
     assert {name: count for name, count in counts.items() if count} == {"kept": 2, **lost}
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_query_log_loses_no_query_to_a_broken_one(tmp_path, servers, music, name_endpoint, capsys, place):
+    """The command names the line of a quote that never closes, wherever it stands."""
+    name_endpoint(servers(reply))
+    log, out = tmp_path / "queries.sql", tmp_path / "mine.jsonl"
+    queries = [PROPOSALS[0], PROPOSALS[4]]
+    queries.insert(place, r"SELECT name FROM singer WHERE name = 'it\'s'")
+    log.write_text("".join(f"{query};\n" for query in queries))
+    words = ["--from", str(log), "--out", str(out), f"--store={tmp_path / 'store'}"]
+    app(["invent", "--database", music.location, "--model", "endpoint:teacher", *words], standalone_mode=False)
+    assert [json.loads(line)["sql"] for line in out.read_text().splitlines()] == [PROPOSALS[0], PROPOSALS[4]]
+    assert f"line {place + 1} is left out" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(("text", "said"), [(None, "cannot be read"), ("\n\n", "has no statement")])
 def test_a_log_without_queries_is_refused_before_anything_is_bought(tmp_path, music, text, said):
     log = tmp_path / "queries.sql"

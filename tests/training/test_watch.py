@@ -12,6 +12,7 @@ from pipelines.recipe.config import Grpo, Hardware
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.model_loading import load
 from pipelines.stages import train
+from pipelines.stages.context import Context, Silent
 from pipelines.training import trainer
 from pipelines.training.plan import Plan
 from pipelines.training.record import WHOLE, CurveRecorder, Meter, last_whole_checkpoint, state_bytes
@@ -309,3 +310,31 @@ def test_a_run_in_which_no_group_taught_anything_says_so_and_what_to_change(line
 )
 def test_a_run_in_which_a_step_taught_something_says_nothing(lines, settings):
     assert nothing_learned(lines, Grpo(**settings)) is None
+
+
+class Heard(Silent):
+    """Progress that keeps its warnings."""
+
+    def __init__(self):
+        self.warnings = []
+
+    def warn(self, text):
+        self.warnings.append(text)
+
+
+@pytest.mark.parametrize(("zero_variance", "told"), [(1.0, True), (0.5, False)])
+def test_the_stage_tells_that_its_run_taught_nothing(tmp_path, recipe, examples, monkeypatch, zero_variance, told):
+    """Training is a stand-in, which leaves the curves of three steps and a model."""
+
+    def stand_in(plan, folder, *_):
+        (folder / "model").mkdir()
+        curves = [line | {"grad_norm": 1 - zero_variance} for line in steps(3, zero_variance=zero_variance)]
+        (folder / "curves.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curves))
+
+    monkeypatch.setattr(train, "train", stand_in)
+    monkeypatch.setattr(train, "examples", lambda *_: examples)
+    folder = tmp_path / "grpo"
+    folder.mkdir()
+    heard = Heard()
+    train.grpo(Context("grpo", recipe, folder, {"data": tmp_path, "model": tmp_path / "model"}, heard))
+    assert any("nothing was learned in 3 steps" in line for line in heard.warnings) is told
