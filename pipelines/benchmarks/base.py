@@ -22,7 +22,16 @@ from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS, READERS
 from pipelines.core.rows import good_rows
 from pipelines.core.text_files import read_json_text
-from pipelines.core.types import BadRow, Database, Example, ExecutionStatus, gold_queries, is_plain_name, text_field
+from pipelines.core.types import (
+    BadRow,
+    Database,
+    Example,
+    ExecutionResult,
+    ExecutionStatus,
+    gold_queries,
+    is_plain_name,
+    text_field,
+)
 from pipelines.recipe.config import Source
 from pipelines.sql.dialects.dialect import has_password
 
@@ -75,10 +84,13 @@ def read(source: Source, seed: int, root: Path) -> Questions:
 
     loaded = load(source, seed, root)
     examples = with_hardness(list(loaded.examples))
-    ids = pl.Series([example.id for example in examples], dtype=pl.String)
-    levels = pl.Series([example.hardness for example in examples], dtype=pl.String)
-    rows, rejected = choose_rows(ids, levels, loaded.quarantine, source, seed)
-    return Questions([examples[row] for row in rows], rejected)
+    ids = [example.id for example in examples]
+    levels = [example.hardness for example in examples]
+    rows, rejected = choose_rows(
+        pl.Series(ids, dtype=pl.String), pl.Series(levels, dtype=pl.String), loaded.quarantine, source, seed
+    )
+    chosen = [examples[row] for row in rows]
+    return Questions(chosen, rejected)
 
 
 def load(source: Source, seed: int, root: Path) -> Loaded:
@@ -107,15 +119,19 @@ def choose_rows(
         rejected: rows that the reader rejected.
     """
     is_first = ids.is_first_distinct()
-    duplicates = [Rejected(id, "duplicate_id", "another row has the same id") for id in ids.filter(~is_first)]
+    all_rejected = list(rejected)
+    for id in ids.filter(~is_first):
+        all_rejected.append(Rejected(id, "duplicate_id", "another row has the same id"))
     good = is_first.arg_true()
     rows = good
     if source.hardness is not None:
-        rows = good.filter(levels.gather(good).is_in(list(source.hardness)))
+        is_of_level = levels.gather(good).is_in(list(source.hardness))
+        rows = good.filter(is_of_level)
     if source.count is not None and source.count < len(rows):
-        drawn = random.Random(f"{seed}/count").sample(range(len(rows)), source.count)
-        rows = rows.gather(sorted(drawn))
-    return rows, mark_chosen([*rejected, *duplicates], len(rows), len(good))
+        draw = random.Random(f"{seed}/count")
+        indices = draw.sample(range(len(rows)), source.count)
+        rows = rows.gather(sorted(indices))
+    return rows, mark_chosen(all_rejected, len(rows), len(good))
 
 
 def mark_chosen(rejected: list[Rejected], chosen: int, good: int) -> list[Rejected]:
@@ -128,12 +144,14 @@ def mark_chosen(rejected: list[Rejected], chosen: int, good: int) -> list[Reject
     """
     if chosen == good:
         return rejected
-    marked = []
-    for index, row in enumerate(row for row in rejected if row.chosen):
-        is_chosen = (index + 1) * chosen // good > index * chosen // good
-        marked.append(dataclasses.replace(row, chosen=is_chosen))
+    candidates = [row for row in rejected if row.chosen]
     never_chosen = [row for row in rejected if not row.chosen]
-    return [*marked, *never_chosen]
+    marked = []
+    for index, row in enumerate(candidates):
+        chosen_before = index * chosen // good
+        chosen_with_it = (index + 1) * chosen // good
+        marked.append(dataclasses.replace(row, chosen=chosen_with_it > chosen_before))
+    return marked + never_chosen
 
 
 def files(source: Source) -> Iterator[Path] | None:
@@ -145,8 +163,9 @@ def files(source: Source) -> Iterator[Path] | None:
     reader = READERS[source.kind]
     if reader.files is None:
         return None
-    corrected = [] if source.corrections is None else [Path(source.corrections).expanduser()]
-    return itertools.chain(reader.files(source), corrected)
+    if source.corrections is None:
+        return iter(reader.files(source))
+    return itertools.chain(reader.files(source), [Path(source.corrections).expanduser()])
 
 
 def addresses(source: Source) -> Iterator[str]:
@@ -192,18 +211,24 @@ def check_gold(
     good: list[Example] = []
     rejected: list[Rejected] = []
     for example, (database, _), result in zip(examples, jobs, results, strict=True):
-        quoted_sql = HIDDEN_SQL if engine.hides(database) else example.gold_sql
-        status = result.status.value
-        if result.ok and drop_empty and not result.rows:
-            rejected.append(Rejected(example.id, EMPTY, quoted_sql))
-        elif result.ok:
+        is_empty = result.ok and not result.rows
+        if result.ok and not (drop_empty and is_empty):
             good.append(example)
-        elif result.status is ExecutionStatus.UNAVAILABLE:
-            rejected.append(Rejected(example.id, "database_unavailable", f"{result.error or status}: {quoted_sql}"))
-        else:
-            reason = f"gold_{result.error_class or status}"
-            rejected.append(Rejected(example.id, reason, f"{result.error or status}: {quoted_sql}"))
+            continue
+        quoted_sql = HIDDEN_SQL if engine.hides(database) else example.gold_sql
+        rejected.append(_failed_gold(example, result, quoted_sql))
     return good, rejected
+
+
+def _failed_gold(example: Example, result: ExecutionResult, quoted_sql: str) -> Rejected:
+    """The reason to reject an example by the result of its gold SQL."""
+    if result.ok:
+        return Rejected(example.id, EMPTY, quoted_sql)
+    status = result.status.value
+    reason = f"gold_{result.error_class or status}"
+    if result.status is ExecutionStatus.UNAVAILABLE:
+        reason = "database_unavailable"
+    return Rejected(example.id, reason, f"{result.error or status}: {quoted_sql}")
 
 
 def source_folder(source: Source) -> Path:
@@ -316,11 +341,11 @@ def find_database(id: str, candidates: Callable[[str], Sequence[Path]]) -> Path:
     try:
         check_file(first)
     except BadRow:
-        other = next((path for path in others if path.is_file()), None)
-        if other is None:
-            raise
-        check_file(other)
-        return other
+        for other in others:
+            if other.is_file():
+                check_file(other)
+                return other
+        raise
     return first
 
 
@@ -387,8 +412,10 @@ class Layout:
         """The question files, and the databases that they name with the files that describe them."""
         for file in self.files:
             yield file.path
-        ids = distinct_texts((numbered.row for numbered in self.rows()), "db_id")
-        for id in filter(is_plain_name, ids):
+        rows = (numbered.row for numbered in self.rows())
+        for id in distinct_texts(rows, "db_id"):
+            if not is_plain_name(id):
+                continue
             if self.on_server is None:
                 yield from self.databases(id)
             yield from self.described_by(id)
@@ -401,31 +428,36 @@ class Layout:
         def make(numbered: NumberedRow) -> Example:
             row = numbered.row
             number = numbered.number if self.id is None else text_field(row, self.id)
-            id = text_field(row, "db_id")
+            database_id = text_field(row, "db_id")
             question = text_field(row, self.question)
             sql, meta = gold_queries(row, *self.sql)
-            if self.on_server is not None:
-                check_plain(id)
-                database = self.on_server(id)
-            else:
-                path = find_database(id, self.databases)
-                folder = path.parent.parent.name  # databases of two folders may have one name
-                namespace = "" if self.main_folder in (None, folder) else folder
-                database = Database(id, "sqlite", link_database(path, root, source, namespace))
-            return finish(Example(f"{self.name}_{number}", question, database, sql, source=self.name, meta=meta), row)
+            database = self._database(database_id, source, root)
+            example = Example(f"{self.name}_{number}", question, database, sql, source=self.name, meta=meta)
+            return finish(example, row)
 
         questions = ((numbered.place, numbered) for numbered in self.rows() if not self.skip(numbered.row))
         return collect_examples(questions, make)
 
+    def _database(self, id: str, source: Source, root: Path) -> Database:
+        """The database of that id: a server's, or a file that is linked under `root`."""
+        if self.on_server is not None:
+            check_plain(id)
+            return self.on_server(id)
+        path = find_database(id, self.databases)
+        folder = path.parent.parent.name  # databases of two folders may have one name
+        namespace = "" if self.main_folder in (None, folder) else folder
+        return Database(id, "sqlite", link_database(path, root, source, namespace))
+
 
 def with_hardness(examples: list[Example]) -> list[Example]:
     """The examples with a level each; those whose source gives none get their gold SQL's."""
-    if all(example.hardness is not None for example in examples):
+    without_level = [example for example in examples if example.hardness is None]
+    if not without_level:
         return examples
     from pipelines.sql import analyst
 
-    without_level = [(example.gold_sql, "sqlite") for example in examples if example.hardness is None]
-    levels = iter(analyst.hardness(without_level))
+    queries = [(example.gold_sql, "sqlite") for example in without_level]
+    levels = iter(analyst.hardness(queries))
     with_level = []
     for example in examples:
         if example.hardness is None:

@@ -41,7 +41,8 @@ class BirdOptions(Section):
 
 def bird_files(source: Source) -> Iterator[Path]:
     """The question file, and the databases that it names with the descriptions of their columns."""
-    return _layout(source)[0].paths()
+    layout, _ = _layout(source)
+    return layout.paths()
 
 
 @reader("bird", options=BirdOptions, files=bird_files, equality="bird")
@@ -52,11 +53,15 @@ def read_bird(source: Source, seed: int, root: Path) -> Loaded:
     descriptions = functools.cache(describe_columns)
 
     def finish(example: Example, row: Any) -> Example:
-        fields = {key: row[key] for key in ("question_id", "difficulty") if isinstance(row.get(key), str | int)}
-        evidence = text_field(row, "evidence", required=False)
+        meta = {}
+        for name in ("question_id", "difficulty"):
+            if isinstance(row.get(name), str | int):
+                meta[name] = row[name]
+        evidence = [text_field(row, "evidence", required=False)]
         if is_described:
-            evidence = "\n".join(filter(None, [evidence, descriptions(home / example.database.id)]))
-        return dataclasses.replace(example, evidence=evidence, meta={**fields, **example.meta})
+            evidence.append(descriptions(home / example.database.id))
+        text = "\n".join(filter(None, evidence))
+        return dataclasses.replace(example, evidence=text, meta={**meta, **example.meta})
 
     return layout.read(source, root, finish)
 
@@ -111,7 +116,8 @@ def windows_text(data: bytes) -> str:
     characters = []
     for number in data:
         byte = bytes([number])
-        characters.append(byte.decode("latin-1" if byte in UNDEFINED_BYTES else "cp1252"))
+        encoding = "latin-1" if byte in UNDEFINED_BYTES else "cp1252"
+        characters.append(byte.decode(encoding))
     return "".join(characters)
 
 
@@ -126,12 +132,16 @@ def columns_described(path: Path) -> Iterator[tuple[str, str]]:
     except UnicodeDecodeError:
         text = windows_text(data)
     for row in csv.DictReader(io.StringIO(text, newline=None)):
-        cells = {name: " ".join(value.split()) for name, value in row.items() if name and isinstance(value, str)}
+        cells = {}
+        for name, value in row.items():
+            if name and isinstance(value, str):
+                cells[name] = " ".join(value.split())
         column = cells.get("original_column_name", "")
-        descriptions = []
+        descriptions: list[str] = []
         for field in ("column_description", "value_description"):
             description = cells.get(field, "")
-            if description and description.lower() != column.lower() and description not in descriptions:
+            repeats_name = description.lower() == column.lower()
+            if description and not repeats_name and description not in descriptions:
                 descriptions.append(description)
         meaning = shortened("; ".join(descriptions), DESCRIPTION_CHARS)
         if column and meaning:

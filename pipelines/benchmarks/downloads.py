@@ -99,14 +99,16 @@ def examine_download(name: str, source: Source, root: Path, sql: SqlEngine) -> H
     try:
         loaded, total = _read_download(source, root)
     except DataError as error:
-        raise DataError(error.message, f"{error.hint}. {benchmark.hint}".lstrip(". ")) from None
+        hint = f"{error.hint}. {benchmark.hint}".lstrip(". ")
+        raise DataError(error.message, hint) from None
     good, broken = base.check_gold(loaded.examples, sql, root)
     rejected = [*loaded.quarantine, *broken]
     bad = Counter(row.reason for row in rejected)
-    shown = []
+    shown: list[str] = []
     for reason in bad:
         rows = [row for row in rejected if row.reason == reason]
-        shown += [f"{row.row}: {row.reason}: {row.detail}" for row in rows[:SHOWN]]
+        for row in rows[:SHOWN]:
+            shown.append(f"{row.row}: {row.reason}: {row.detail}")
     return Health(
         rows=total,
         checked=len(loaded.examples) + len(loaded.quarantine),
@@ -122,9 +124,14 @@ def examine_download(name: str, source: Source, root: Path, sql: SqlEngine) -> H
 def _read_download(source: Source, root: Path) -> tuple[base.Questions, int]:
     """The questions of a download, or a sample of SynSQL's, and the number of its rows."""
     if source.kind == "synsql":
-        sample = base.read(source.model_copy(update={"count": SAMPLE}), 0, root)
-        return sample, sum(1 for _ in synsql.stream(Path(str(source.path)) / "data.json"))
-    loaded = base.read(source.model_copy(update={"count": None}), 0, root)
+        sample_source = source.model_copy(update={"count": SAMPLE})
+        sample = base.read(sample_source, 0, root)
+        n_rows = 0
+        for _ in synsql.stream(Path(str(source.path)) / "data.json"):
+            n_rows += 1
+        return sample, n_rows
+    whole_source = source.model_copy(update={"count": None})
+    loaded = base.read(whole_source, 0, root)
     return loaded, len(loaded.examples) + len(loaded.quarantine)
 
 
@@ -138,12 +145,16 @@ def _questions_sha256(examples: Sequence[Example]) -> str:
 
 def _databases_sha256(examples: Sequence[Example], root: Path) -> str | None:
     """A digest of the database files behind some examples; None if they are too many bytes to hash."""
-    databases = [example.database for example in examples if not DIALECTS[example.database.engine].is_server]
-    files = sorted({(database.id, root / database.location) for database in databases})
+    files: set[tuple[str, Path]] = set()
+    for example in examples:
+        database = example.database
+        if not DIALECTS[database.engine].is_server:
+            files.add((database.id, root / database.location))
     if sum(path.stat().st_size for _, path in files) > MOST_BYTES:
         return None
     content = hashlib.sha256()
-    for id, path in files:
+    for id, path in sorted(files):
         with path.open("rb") as file:
-            content.update(f"{id} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        content.update(f"{id} {digest}\n".encode())
     return content.hexdigest()

@@ -35,13 +35,19 @@ def ehrsql_files(source: Source) -> Iterator[Path]:
 @reader("ehrsql", options=EhrsqlOptions, files=ehrsql_files, equality="ehrsql")
 def read_ehrsql(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split, over both databases if both are there."""
+    return _layout(source).read(source, root, _with_ehrsql_fields)
 
-    def finish(example: Example, row: Any) -> Example:
-        fields = {key: row[key] for key in ("template", "q_tag", "t_tag") if isinstance(row.get(key), str | list)}
-        gold_sql = ABSTENTION if is_unanswerable(row) else ehrsql_query(example.gold_sql)
-        return dataclasses.replace(example, gold_sql=gold_sql, meta={**fields, **example.meta})
 
-    return _layout(source).read(source, root, finish)
+def _with_ehrsql_fields(example: Example, row: Any) -> Example:
+    """The example with its template and tags in `meta`, and with the gold SQL that EHRSQL's own script runs."""
+    meta = {}
+    for name in ("template", "q_tag", "t_tag"):
+        if isinstance(row.get(name), str | list):
+            meta[name] = row[name]
+    gold_sql = ehrsql_query(example.gold_sql)
+    if is_unanswerable(row):
+        gold_sql = ABSTENTION
+    return dataclasses.replace(example, gold_sql=gold_sql, meta={**meta, **example.meta})
 
 
 def _layout(source: Source) -> Layout:

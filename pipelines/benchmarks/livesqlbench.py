@@ -87,9 +87,11 @@ def livesqlbench_files(source: Source) -> Iterator[Path]:
     yield folder / layout.file
     yield from _gold(folder, options)
     rows = base.read_objects(folder / layout.file, HINT)
-    for name in filter(is_plain_name, base.distinct_texts(rows, layout.database)):
-        yield _database_file(home, name)
-        yield from (home / name / f"{name}{end}" for end in (KNOWLEDGE, MEANINGS))
+    for name in base.distinct_texts(rows, layout.database):
+        if is_plain_name(name):
+            yield _database_file(home, name)
+            yield home / name / f"{name}{KNOWLEDGE}"
+            yield home / name / f"{name}{MEANINGS}"
 
 
 @reader("livesqlbench", options=LiveSqlBenchOptions, files=livesqlbench_files, equality=EQUALITY)
@@ -121,33 +123,39 @@ def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
         location = base.link_database(path, root, source)
         if setup:
             location = _link_with_setup(path, root, location, id, setup)
-        database = Database(name, "sqlite_stateful", location)
         ambiguities = _ambiguities(row)
         answer = {**row, **gold.get(id, {})}
         sql = _gold_script(answer, options)
         deleted = frozenset(mark["deleted"] for mark in ambiguities if isinstance(mark["deleted"], int))
-        evidence = evidence_of(home / name / name, deleted, options.knowledge, options.meanings)
         difficulty = f"{row.get('category', '')} {row.get('difficulty_tier', '')}".strip()
         meta: dict[str, Any] = {"difficulty": difficulty}
         if setup:
             meta["setup"] = setup
         if source.kind == "mini_interact":
             meta["ambiguities"] = ambiguities
-        return Example(f"{source.kind}_{id}", question, database, sql, evidence, source=source.kind, meta=meta)
+        return Example(
+            id=f"{source.kind}_{id}",
+            question=question,
+            database=Database(name, "sqlite_stateful", location),
+            gold_sql=sql,
+            evidence=evidence_of(home / name / name, deleted, options.knowledge, options.meanings),
+            source=source.kind,
+            meta=meta,
+        )
 
-    file = folder / layout.file
-    rows = enumerate(base.read_objects(file, HINT))
-    return base.collect_examples(((f"{file.name}[{index}]", row) for index, row in rows), make)
+    rows = base.read_objects(folder / layout.file, HINT)
+    named_rows = [(f"{layout.file}[{index}]", row) for index, row in enumerate(rows)]
+    return base.collect_examples(named_rows, make)
 
 
 def _link_with_setup(path: Path, root: Path, location: str, id: str, setup: str) -> str:
     """The location of a question's own link to a database, beside the script that must prepare it."""
-    own = Path(location).parent / id / path.name
-    (root / own).parent.mkdir(exist_ok=True)
-    (root / own).unlink(missing_ok=True)
-    (root / own).symlink_to(path.resolve())
-    (root / f"{own}{SETUP_SUFFIX}").write_text(setup, encoding="utf-8")
-    return str(own)
+    link = Path(location).parent / id / path.name
+    (root / link).parent.mkdir(exist_ok=True)
+    (root / link).unlink(missing_ok=True)
+    (root / link).symlink_to(path.resolve())
+    (root / f"{link}{SETUP_SUFFIX}").write_text(setup, encoding="utf-8")
+    return str(link)
 
 
 def _ambiguities(row: Row) -> list[dict[str, Any]]:
@@ -176,18 +184,21 @@ def _gold_script(answer: Row, options: LiveSqlBenchOptions) -> str:
     sql = _joined_script(answer, "sol_sql")
     if not sql:
         raise BadRow("missing_gold", "no gold SQL: it is not in the public file")
-    changes = writes(sql)
+    changes_data = writes(sql)
     has_own_test = any(_is_own_test(str(test)) for test in _listed(answer.get("test_cases")))
-    if has_own_test and not (options.state and changes):
+    if has_own_test and not (options.state and changes_data):
         raise BadRow("python_test_case", "its test case is a Python function, which is never run")
     conditions = answer.get("conditions")
     is_ordered = isinstance(conditions, dict) and conditions.get("order") is True
-    return IN_ORDER + sql if is_ordered and not changes else sql
+    if is_ordered and not changes_data:
+        return IN_ORDER + sql
+    return sql
 
 
 def _is_own_test(test: str) -> bool:
     """Whether a test case calls anything else than the published default one."""
-    return set(re.findall(r"(\w+)\s*\(", test)) - {"test_case"} != DEFAULT_TEST
+    calls = set(re.findall(r"(\w+)\s*\(", test))
+    return calls - {"test_case"} != DEFAULT_TEST
 
 
 def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:
@@ -203,16 +214,22 @@ def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:
 
 def _database_file(folder: Path, name: str) -> Path:
     template = folder / name / f"{name}_template.sqlite"
-    return template if template.is_file() else folder / name / f"{name}.sqlite"
+    if template.is_file():
+        return template
+    return folder / name / f"{name}.sqlite"
 
 
 def _joined_script(row: Row, field: str) -> str:
     """The statements of a field, which is a list of texts, as one script."""
     value = row.get(field) or []
-    parts = [value] if isinstance(value, str) else value
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise BadRow("wrong_type", f"{field} is no list of texts")
-    return ";\n".join(part.strip().rstrip(";").rstrip() for part in parts if part.strip())
+    statements = []
+    for text in texts:
+        if text.strip():
+            statements.append(text.strip().rstrip(";").rstrip())
+    return ";\n".join(statements)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -226,8 +243,8 @@ def _marks(row: Row, group: str) -> list[Row]:
     """A group of a question's vague words; BadRow for an entry without words or meaning."""
     marks = _listed(row.get(group))
     for mark in marks:
-        is_whole = isinstance(mark, dict) and all(isinstance(mark.get(name), str) for name in ("term", "sql_snippet"))
-        if not is_whole:
+        texts = (mark.get("term"), mark.get("sql_snippet")) if isinstance(mark, dict) else (None,)
+        if not all(isinstance(text, str) for text in texts):
             raise BadRow("malformed_ambiguity", f"{group} has an entry without term or sql_snippet")
     return marks
 
@@ -262,4 +279,5 @@ def _meaning_lines(path: Path) -> Iterator[str]:
         raise DataError(f"{path} holds no JSON object of columns and their meanings", hint)
     for name, meaning in named_columns.items():
         text = meaning if isinstance(meaning, str) else json.dumps(meaning, ensure_ascii=False)
-        yield f"{'.'.join(name.split('|')[-2:])}: {text}"
+        table_and_column = name.split("|")[-2:]
+        yield f"{'.'.join(table_and_column)}: {text}"

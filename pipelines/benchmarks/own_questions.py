@@ -45,9 +45,10 @@ def own_files(source: Source) -> Iterator[Path]:
         file = base.source_folder(file_source)
         yield file
         for name in _database_names(file_source, options):
+            if "://" in name:
+                continue
             with contextlib.suppress(ValueError, RuntimeError, OSError):  # the reader rejects a name that no file has
-                if "://" not in name:
-                    yield _database_path(name, file.parent, options)
+                yield _database_path(name, file.parent, options)
 
 
 def own_addresses(source: Source) -> Iterator[str]:
@@ -69,13 +70,14 @@ def read_own_questions(source: Source, seed: int, root: Path) -> base.Loaded:
     invented = base.Loaded([], [])
     for second, _ in _question_sources(source)[1:]:
         invented = _read_file(second, root)
-    parts, repeats = cut_questions(list(own.examples), list(invented.examples), Shares(options.dev, options.test))
-    rejected = []
+    shares = Shares(options.dev, options.test)
+    parts, repeats = cut_questions(list(own.examples), list(invented.examples), shares)
+    rejected: list[base.Rejected] = []
     if source.split == "train":  # the rejected rows of both files are reported once
-        rejected += own.quarantine
-        rejected += invented.quarantine
-        reason = "it asks what a question of your own asks"
-        rejected += [base.Rejected(example.id, "repeats_own", reason, chosen=False) for example in repeats]
+        rejected = [*own.quarantine, *invented.quarantine]
+        for example in repeats:
+            reason = "it asks what a question of your own asks"
+            rejected.append(base.Rejected(example.id, "repeats_own", reason, chosen=False))
     return base.Loaded(parts[source.split], rejected)
 
 
@@ -85,14 +87,19 @@ def _question_sources(source: Source) -> list[tuple[Source, OwnOptions]]:
     sources = [(source, options)]
     if options.invented:
         kind = kind_of(Path(options.invented))
-        sources.append((source.model_copy(update={"kind": kind, "path": options.invented}), options))
+        second = source.model_copy(update={"kind": kind, "path": options.invented})
+        sources.append((second, options))
     return sources
 
 
 def _database_names(source: Source, options: OwnOptions) -> list[str]:
     """The databases that the rows, or the options, name."""
-    values = [row.value for _, row in _read_rows(source, options) if not isinstance(row.value, BadRow)]
-    return base.distinct_texts([*values, {"database": options.database}], *DATABASE)
+    values: list[Any] = []
+    for _, row in _read_rows(source, options):
+        if not isinstance(row.value, BadRow):
+            values.append(row.value)
+    values.append({"database": options.database})
+    return base.distinct_texts(values, *DATABASE)
 
 
 def _read_file(source: Source, root: Path) -> base.Loaded:
@@ -140,7 +147,9 @@ def _database_name(row: Any, folder: Path, options: OwnOptions) -> str:
 
 
 def _identity(name: str, folder: Path, options: OwnOptions) -> str:
-    return identity(name if "://" in name else str(_database_path(name, folder, options)))
+    if "://" in name:
+        return identity(name)
+    return identity(str(_database_path(name, folder, options)))
 
 
 def _find_own_database(name: str, folder: Path, source: Source, root: Path, options: OwnOptions) -> Database:
@@ -148,8 +157,8 @@ def _find_own_database(name: str, folder: Path, source: Source, root: Path, opti
     base.check_address(name)
     server_engine = engine_of_address(name)
     if server_engine is not None:
-        id = name.rpartition("/")[2].partition("?")[0] or server_engine
-        return Database(id, server_engine, name)
+        database_name = name.rpartition("/")[2].partition("?")[0]
+        return Database(database_name or server_engine, server_engine, name)
     try:
         path = _database_path(name, folder, options)
         id = str(Path(name).with_suffix(""))
@@ -165,7 +174,8 @@ def _find_own_database(name: str, folder: Path, source: Source, root: Path, opti
     engine = engine_of_file(path) or "sqlite"
     if engine == "sqlite":
         base.check_file(path)
-    return Database(id, engine, base.link_database(path, root, source, namespace))
+    location = base.link_database(path, root, source, namespace)
+    return Database(id, engine, location)
 
 
 def _read_rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
@@ -189,6 +199,9 @@ def _database_path(name: str, folder: Path, options: OwnOptions) -> Path:
     if options.databases is None or Path(name).suffix in suffixes:
         return folder / Path(name).expanduser()
     home = folder / options.databases
-    places = [home / f"{name}{suffix}" for suffix in suffixes]
-    places += [home / name / f"{name}{suffix}" for suffix in suffixes]
-    return next((place for place in places if place.is_file()), places[0])
+    candidates = [home / f"{name}{suffix}" for suffix in suffixes]
+    candidates += [home / name / f"{name}{suffix}" for suffix in suffixes]
+    for path in candidates:
+        if path.is_file():
+            return path
+    return candidates[0]

@@ -42,9 +42,12 @@ TABLES = ("tables.json", "test_tables.json", "KaggleDBQA_tables.json")
 
 def describe(schema: Schema, database: Database) -> Schema:
     """The schema with descriptions of its tables and columns, if there are any."""
-    is_of_files = database.engine == "sqlite"
-    descriptions = published_descriptions(Path(database.location)) if is_of_files else catalogs.comments(database)
-    key: Callable[[str], str] = str.lower if is_of_files else str
+    if database.engine == "sqlite":
+        descriptions = published_descriptions(Path(database.location))
+        key: Callable[[str], str] = str.lower
+    else:
+        descriptions = catalogs.comments(database)
+        key = str
     tables = []
     for table in schema.tables:
         name = key(table.name)
@@ -52,7 +55,8 @@ def describe(schema: Schema, database: Database) -> Schema:
         for column in table.columns:
             description = descriptions.get((name, key(column.name)), "")
             columns.append(dataclasses.replace(column, description=description))
-        description = "; ".join(filter(None, (descriptions.get((name, "")), table.description)))
+        descriptions_of_table = [descriptions.get((name, "")), table.description]
+        description = "; ".join(filter(None, descriptions_of_table))
         tables.append(dataclasses.replace(table, columns=tuple(columns), description=description))
     return dataclasses.replace(schema, tables=tuple(tables))
 
@@ -74,7 +78,8 @@ def published_descriptions(location: Path) -> Descriptions:
 def description_files(location: Path) -> Iterator[Path]:
     """The files that describe an SQLite database of a benchmark."""
     file = location.resolve()
-    yield from natural_name_files(file.parents[min(2, len(file.parents) - 1)])
+    level = min(2, len(file.parents) - 1)
+    yield from natural_name_files(file.parents[level])
     yield from description_tables(file.parent)
 
 
@@ -118,15 +123,22 @@ def _names_of_entry(entry: Mapping[str, Any]) -> Descriptions:
             columns.append((tables[index], name, natural))
     texts = entry.get("column_descriptions") or [""] * len(entry["column_names"])
     texts = texts[len(texts) - len(columns) :]  # the first may stand for "*", which belongs to no table
-    named = [(table, name, text or natural) for (table, name, natural), text in zip(columns, texts, strict=True)]
-    named += [(table, "", natural) for table, natural in zip(tables, entry["table_names"], strict=True)]
     descriptions = {}
-    for table, name, text in named:
-        original = (name or table).lower()
-        plain = "".join(text.lower().split())
-        if plain and plain not in (original, original.replace("_", "")):
-            descriptions[table.lower(), name.lower()] = text
+    for (table, name, natural), text in zip(columns, texts, strict=True):
+        description = text or natural
+        if _adds_to(name or table, description):
+            descriptions[table.lower(), name.lower()] = description
+    for table, natural in zip(tables, entry["table_names"], strict=True):
+        if _adds_to(table, natural):
+            descriptions[table.lower(), ""] = natural
     return descriptions
+
+
+def _adds_to(name: str, description: str) -> bool:
+    """Whether a description says more than the name itself."""
+    name = name.lower()
+    plain = "".join(description.lower().split())
+    return bool(plain) and plain not in (name, name.replace("_", ""))
 
 
 # The part of its schema that a question is shown, in `meta`.
@@ -145,8 +157,9 @@ def with_linked_schema(example: Example, items: SchemaItems | None, schema: Sche
     """The example with the shown part of its schema; all of it if nothing was chosen."""
     if items is None:
         items = all_items(schema)
-    columns = [list(pair) for pair in sorted(items.columns) if pair[0]]
-    return example.with_meta(**{key: {"tables": sorted(items.tables), "columns": columns}})
+    columns = [[table, column] for table, column in sorted(items.columns) if table]
+    linked = {"tables": sorted(items.tables), "columns": columns}
+    return example.with_meta(**{key: linked})
 
 
 def all_items(schema: Schema) -> SchemaItems:
@@ -162,10 +175,16 @@ def all_items(schema: Schema) -> SchemaItems:
 
 def gold_items(examples: Sequence[Example], schema: Schemas) -> dict[str, SchemaItems | None]:
     """The items that each example's gold SQL reads, by the example's id; None if it cannot be read."""
-    databases = [example.database for example in examples]
-    readings = {database: analyst.reading(database) for database in databases}
-    queries = [(each.gold_sql, schema(each.database), readings[each.database]) for each in examples]
-    return dict(zip((example.id for example in examples), analyst.schema_items(queries), strict=True))
+    readings = {}
+    for database in dict.fromkeys(example.database for example in examples):
+        readings[database] = analyst.reading(database)
+    ids = []
+    queries = []
+    for example in examples:
+        ids.append(example.id)
+        queries.append((example.gold_sql, schema(example.database), readings[example.database]))
+    items = analyst.schema_items(queries)
+    return dict(zip(ids, items, strict=True))
 
 
 def gold_linked(examples: Sequence[Example], schema: Schemas) -> list[Example]:
@@ -204,18 +223,9 @@ class ValueIndex:
         self._store.execute(
             "CREATE VIRTUAL TABLE searched USING fts5(value, tokenize = 'porter unicode61 remove_diacritics 2')"
         )
-        self._columns_by_value: dict[str, list[ColumnName]] = {}
-        queries: dict[ColumnName, str] = {}
-        for table in schema.tables:
-            for column in table.columns:
-                if not NO_TEXT.match(column.type):
-                    queries[table.name, column.name] = _texts_query(database, schema, table.name, column.name)
-        results = sql.execute_many([(database, query) for query in queries.values()], DISTINCT)
-        for column_name, result in zip(queries, results, strict=True):
-            for (cell,) in result.rows if result.ok else ():
-                if isinstance(cell, str) and 0 < len(cell) <= LONGEST:
-                    self._columns_by_value.setdefault(cell, []).append(column_name)
-        self._store.executemany("INSERT INTO searched VALUES (?)", ((value,) for value in self._columns_by_value))
+        self._columns_by_value = _columns_by_value(database, schema, sql)
+        values = ((value,) for value in self._columns_by_value)
+        self._store.executemany("INSERT INTO searched VALUES (?)", values)
 
     def __enter__(self) -> ValueIndex:
         return self
@@ -228,12 +238,13 @@ class ValueIndex:
 
     def find(self, question: str, count: int) -> list[tuple[str, list[ColumnName]]]:
         """Up to `count` values that the question mentions, the likeliest first, with the columns that hold them."""
-        words = dict.fromkeys(word for word in WORD.findall(question.lower()) if word not in STOP)
-        if not words:
+        words = dict.fromkeys(WORD.findall(question.lower()))
+        terms = [f'"{word}"' for word in words if word not in STOP]
+        if not terms:
             return []
-        match = " OR ".join(f'"{word}"' for word in words)
         rows = self._store.execute(
-            "SELECT value FROM searched WHERE searched MATCH ? ORDER BY rank, rowid LIMIT ?", (match, COARSE)
+            "SELECT value FROM searched WHERE searched MATCH ? ORDER BY rank, rowid LIMIT ?",
+            (" OR ".join(terms), COARSE),
         )
         close = []
         for (value,) in rows:
@@ -242,6 +253,24 @@ class ValueIndex:
                 close.append((share, value))
         close.sort(key=lambda pair: (-pair[0], -len(pair[1])))  # stable: BM25 decides among equals
         return [(value, self._columns_by_value[value]) for _, value in close[:count]]
+
+
+def _columns_by_value(database: Database, schema: Schema, sql: SqlEngine) -> dict[str, list[ColumnName]]:
+    """The columns of each text that stands in a database."""
+    queries: dict[ColumnName, str] = {}
+    for table in schema.tables:
+        for column in table.columns:
+            if not NO_TEXT.match(column.type):
+                queries[table.name, column.name] = _texts_query(database, schema, table.name, column.name)
+    jobs = [(database, query) for query in queries.values()]
+    columns_by_value: dict[str, list[ColumnName]] = {}
+    for column_name, result in zip(queries, sql.execute_many(jobs, DISTINCT), strict=True):
+        if not result.ok:
+            continue
+        for (cell,) in result.rows:
+            if isinstance(cell, str) and 0 < len(cell) <= LONGEST:
+                columns_by_value.setdefault(cell, []).append(column_name)
+    return columns_by_value
 
 
 def _texts_query(database: Database, schema: Schema, table: str, column: str) -> str:
@@ -279,11 +308,11 @@ def retrieve(
         kept: indices of earlier calls, which are used until they are `RENEWED_S` old; new ones are added. Without it
             each database is indexed once, and its index is closed before the next.
     """
-    by_database: dict[Database, list[int]] = {}
+    numbers_by_database: dict[Database, list[int]] = {}
     for number, example in enumerate(examples):
-        by_database.setdefault(example.database, []).append(number)
+        numbers_by_database.setdefault(example.database, []).append(number)
     enriched = list(examples)
-    for database, numbers in by_database.items():
+    for database, numbers in numbers_by_database.items():
         with contextlib.ExitStack() as stack:
             index = kept.get(database) if kept is not None else None
             if index is None or time.monotonic() - index.created > RENEWED_S:
@@ -298,9 +327,11 @@ def retrieve(
 
 
 def _add_values(example: Example, index: ValueIndex, count: int) -> Example:
+    conversation = example.in_context((" ", " "))
     rows = []
-    for value, columns in index.find(f"{example.in_context((' ', ' '))} {example.evidence}", count):
-        rows += [[*column, value] for column in columns[:PLACES]]
+    for value, columns in index.find(f"{conversation} {example.evidence}", count):
+        for table, column in columns[:PLACES]:
+            rows.append([table, column, value])
     return example.with_meta(values=rows)
 
 
@@ -308,18 +339,18 @@ def with_question_values(example: Example, schema: Schema) -> Schema:
     """The schema with the question's own values before the examples of each column (at most as many as there were,
     or as the question has).
     """
-    by_column: dict[ColumnName, list[str]] = {}
+    values_by_column: dict[ColumnName, list[str]] = {}
     for table_name, column_name, value in example.prompt_context.values or ():
-        by_column.setdefault((table_name, column_name), []).append(value)
-    if not by_column:
+        values_by_column.setdefault((table_name, column_name), []).append(value)
+    if not values_by_column:
         return schema
     tables = []
     for table in schema.tables:
         columns = []
         for column in table.columns:
-            first = by_column.get((table.name, column.name), [])
-            length = max(len(first), len(column.values))
-            values = tuple(dict.fromkeys((*first, *column.values)))[:length]
-            columns.append(dataclasses.replace(column, values=values))
+            question_values = values_by_column.get((table.name, column.name), [])
+            length = max(len(question_values), len(column.values))
+            distinct = list(dict.fromkeys((*question_values, *column.values)))
+            columns.append(dataclasses.replace(column, values=tuple(distinct[:length])))
         tables.append(dataclasses.replace(table, columns=tuple(columns)))
     return dataclasses.replace(schema, tables=tuple(tables))

@@ -90,13 +90,17 @@ def spider_files(source: Source) -> Iterator[Path]:
 @reader("spider", options=SpiderOptions, files=spider_files)
 def read_spider(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split."""
-
-    def finish(example: Example, row: Any) -> Example:
-        meta = {**example.meta, "interaction": example.id.rpartition("_")[0], "history": history_field(row)}
-        return dataclasses.replace(example, meta=meta)
-
     layout = _layout(source)
-    return layout.read(source, root) if layout.turns is None else layout.read(source, root, finish)
+    if layout.turns is None:
+        return layout.read(source, root)
+    return layout.read(source, root, _with_conversation)
+
+
+def _with_conversation(example: Example, row: Any) -> Example:
+    """The example with its conversation and its history in `meta`."""
+    interaction, _, _ = example.id.rpartition("_")
+    meta = {**example.meta, "interaction": interaction, "history": history_field(row)}
+    return dataclasses.replace(example, meta=meta)
 
 
 def conversation_rows(entry: Any) -> Iterator[Any]:
@@ -111,7 +115,9 @@ def conversation_rows(entry: Any) -> Iterator[Any]:
             yield row
             continue
         yield {**row, "db_id": entry.get("database_id"), "history": [*history]}
-        history.append([str(row.get("utterance") or ""), str(row.get("query") or "")])
+        question = str(row.get("utterance") or "")
+        sql = str(row.get("query") or "")
+        history.append([question, sql])
 
 
 @reader(KAGGLE, options=Section, files=spider_files)
@@ -127,10 +133,10 @@ def _layout(source: Source) -> Layout:
 def _kaggle_layout(source: Source) -> Layout:
     folder = source_folder(source)
     ending = KAGGLE_ENDINGS[source.split]
-    parts = tuple(filter(None, KAGGLE_ENDINGS.values()))
+    endings_of_other_splits = tuple(filter(None, KAGGLE_ENDINGS.values()))
     files = []
     for path in sorted((folder / "examples").glob(f"*{ending}.json")):
-        if ending or not path.stem.endswith(parts):
+        if ending or not path.stem.endswith(endings_of_other_splits):
             files.append(QuestionFile(path, path.name, path.stem))
     if not files:
         raise DataError(f"no questions of split {source.split} under {folder / 'examples'}", KAGGLE_HINT)
@@ -144,14 +150,16 @@ def _spider_layout(source: Source) -> Layout:
     folder = source_folder(source)
     options = SpiderOptions.model_validate(source.options)
     paths = _question_files(folder, source.split, options)
+    is_plain_spider = options.variant == "spider"
+    test_home = folder / "test_database"
     if options.databases:
         homes = [folder / options.databases]
-    elif options.variant == "spider" and source.split == "test" and (folder / "test_database").is_dir():
-        homes = [folder / "test_database"]
+    elif is_plain_spider and source.split == "test" and test_home.is_dir():
+        homes = [test_home]
     else:  # folders of databases, the likeliest first
         homes = list(dict.fromkeys((folder / "database", paths[0].parent / "database")))
     return Layout(
-        "spider" if options.variant == "spider" else f"spider_{options.variant}",
+        "spider" if is_plain_spider else f"spider_{options.variant}",
         HINT,
         [QuestionFile(path, path.name, path.stem) for path in paths],
         lambda id: [home / id / f"{id}.sqlite" for home in homes],
@@ -170,5 +178,6 @@ def _question_files(folder: Path, split: str, options: SpiderOptions) -> list[Pa
         existing = [path for path in paths if path.is_file()]
         if existing:
             return existing
-    is_spiders = options.variant == "spider" or not names
-    return [folder / (f"{split}.json" if is_spiders else names[0])]
+    if options.variant == "spider" or not names:
+        return [folder / f"{split}.json"]
+    return [folder / names[0]]

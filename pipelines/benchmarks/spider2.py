@@ -31,6 +31,7 @@ QUESTIONS = "spider2-lite.jsonl"
 LOCAL_DATABASES = Path("resource/databases/spider2-localdb")
 DOCUMENTS = Path("resource/documents")
 GOLD = Path("evaluation_suite/gold")
+GOLD_RESULTS = GOLD / "exec_result"
 STANDARDS = GOLD / "spider2lite_eval.jsonl"
 
 
@@ -43,14 +44,17 @@ class Spider2Options(Section):
 def spider2_files(source: Source) -> Iterator[Path]:
     """The questions, the gold results and their standards, and the databases and documents that the questions name."""
     folder, rows = _local(source)
-    yield from (folder / QUESTIONS, folder / STANDARDS)
-    yield from (folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite" for name in base.distinct_texts(rows, "db"))
-    documents = base.distinct_texts(rows, "external_knowledge")
-    yield from (folder / DOCUMENTS / Path(name).name for name in documents if name)
+    yield folder / QUESTIONS
+    yield folder / STANDARDS
+    for name in base.distinct_texts(rows, "db"):
+        yield _database_path(folder, name)
+    for name in base.distinct_texts(rows, "external_knowledge"):
+        if name:
+            yield _document_path(folder, name)
     for id in base.distinct_texts(rows, "instance_id"):
         if re.fullmatch(r"\w+", id):
-            yield folder / GOLD / "sql" / f"{id}.sql"
-            yield from (folder / GOLD / "exec_result").glob(f"{id}*.csv")
+            yield _gold_query_path(folder, id)
+            yield from (folder / GOLD_RESULTS).glob(f"{id}*.csv")
 
 
 @reader("spider2", options=Spider2Options, files=spider2_files, equality="spider2")
@@ -58,26 +62,56 @@ def read_spider2(source: Source, seed: int, root: Path) -> base.Loaded:
     """The instances that run on SQLite, in the file's order."""
     options = Spider2Options.model_validate(source.options)
     folder, local = _local(source)
-    standards = base.by_name(base.read_objects(folder / STANDARDS, HINT), "instance_id", folder / STANDARDS)
+    standards_path = folder / STANDARDS
+    standards = base.by_name(base.read_objects(standards_path, HINT), "instance_id", standards_path)
 
     def make(row: Any) -> Example:
         id = text_field(row, "instance_id")
-        name = text_field(row, "db")
+        database_name = text_field(row, "db")
         if not re.fullmatch(r"\w+", id):
             raise BadRow("bad_instance_id", f"{id!r} is not a plain name")
-        database_path = folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite"
+        database_path = _database_path(folder, database_name)
         base.check_file(database_path)
         question = text_field(row, "question")
         evidence = _document(folder, row) if options.documents else ""
-        gold = folder / GOLD / "sql" / f"{id}.sql"
-        sql = _file_text(gold).strip() if gold.is_file() else ""
+        sql = _gold_query(folder, id)
         if id not in standards:
             raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
-        meta = {"gold_results": _accepted_results(folder, id, standards[id])}
-        database = Database(name, "sqlite", base.link_database(database_path, root, source))
-        return Example(f"spider2_{id}", question, database, sql, evidence, None if sql else "extra", "spider2", meta)
+        accepted = _accepted_results(folder, id, standards[id])
+        location = base.link_database(database_path, root, source)
+        return Example(
+            id=f"spider2_{id}",
+            question=question,
+            database=Database(database_name, "sqlite", location),
+            gold_sql=sql,
+            evidence=evidence,
+            hardness=None if sql else "extra",
+            source="spider2",
+            meta={"gold_results": accepted},
+        )
 
-    return base.collect_examples(((f"{QUESTIONS}:{row['instance_id']}", row) for row in local), make)
+    named_rows = [(f"{QUESTIONS}:{row['instance_id']}", row) for row in local]
+    return base.collect_examples(named_rows, make)
+
+
+def _database_path(folder: Path, name: str) -> Path:
+    return folder / LOCAL_DATABASES / f"{Path(name).name}.sqlite"
+
+
+def _document_path(folder: Path, name: str) -> Path:
+    return folder / DOCUMENTS / Path(name).name
+
+
+def _gold_query_path(folder: Path, id: str) -> Path:
+    return folder / GOLD / "sql" / f"{id}.sql"
+
+
+def _gold_query(folder: Path, id: str) -> str:
+    """The gold SQL of a question; "" if it is not published."""
+    path = _gold_query_path(folder, id)
+    if not path.is_file():
+        return ""
+    return _file_text(path).strip()
 
 
 def _document(folder: Path, row: Any) -> str:
@@ -85,7 +119,7 @@ def _document(folder: Path, row: Any) -> str:
     name = text_field(row, "external_knowledge", required=False)
     if not name:
         return ""
-    path = folder / DOCUMENTS / Path(name).name
+    path = _document_path(folder, name)
     if not path.is_file():
         raise BadRow("missing_document", f"no such file: {path}")
     return _file_text(path).strip()
@@ -93,12 +127,12 @@ def _document(folder: Path, row: Any) -> str:
 
 def _accepted_results(folder: Path, id: str, standard: dict[str, Any]) -> AcceptedResults:
     """The accepted results of a question as text cells, and the columns and order by which they are compared."""
-    accepted = (folder / GOLD / "exec_result").glob(f"{id}*.csv")
-    paths = sorted(path for path in accepted if re.fullmatch(rf"{id}(_[a-z])?", path.stem))
+    home = folder / GOLD_RESULTS
+    paths = [path for path in home.glob(f"{id}*.csv") if re.fullmatch(rf"{id}(_[a-z])?", path.stem)]
     if not paths:
-        raise BadRow("missing_gold", f"no {id}.csv under {folder / GOLD / 'exec_result'}")
+        raise BadRow("missing_gold", f"no {id}.csv under {home}")
     results = []
-    for path in paths:
+    for path in sorted(paths):
         rows = csv.reader(io.StringIO(_file_text(path)))
         results.append([cells for cells in rows if cells])
     columns = _counted_columns(standard.get("condition_cols"), len(results))
@@ -108,14 +142,15 @@ def _accepted_results(folder: Path, id: str, standard: dict[str, Any]) -> Accept
     return {"results": results, "columns": columns, "ignore_order": bool(standard.get("ignore_order"))}
 
 
-def _counted_columns(listed: Any, results: int) -> list[list[int]]:
+def _counted_columns(listed: Any, n_results: int) -> list[list[int]]:
     """The columns that count for each result, [] for all; the standard has one list, or one for each result."""
     if not listed or listed in ([[]], [None]):
-        return [[] for _ in range(results)]
-    if all(isinstance(each, list) for each in listed) and len(listed) >= results:
-        return [list(each) for each in listed[:results]]
+        return [[] for _ in range(n_results)]
+    has_lists = all(isinstance(columns, list) for columns in listed)
+    if has_lists and len(listed) >= n_results:
+        return [list(columns) for columns in listed[:n_results]]
     shared = listed[0] if isinstance(listed[0], list) else listed
-    return [list(shared) for _ in range(results)]
+    return [list(shared) for _ in range(n_results)]
 
 
 def _file_text(path: Path) -> str:
@@ -129,6 +164,11 @@ def _file_text(path: Path) -> str:
 def _local(source: Source) -> tuple[Path, list[dict[str, Any]]]:
     """The folder, and the rows of the instances that run on SQLite."""
     folder = base.source_folder(source)
-    folder = folder / "spider2-lite" if (folder / "spider2-lite").is_dir() else folder
-    rows = base.read_objects(folder / QUESTIONS, HINT)
-    return folder, [row for row in rows if str(row.get("instance_id", "")).startswith(LOCAL)]
+    if (folder / "spider2-lite").is_dir():
+        folder = folder / "spider2-lite"
+    local = []
+    for row in base.read_objects(folder / QUESTIONS, HINT):
+        id = str(row.get("instance_id", ""))
+        if id.startswith(LOCAL):
+            local.append(row)
+    return folder, local

@@ -7,7 +7,7 @@ split.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from pipelines.core.errors import DataError
@@ -43,49 +43,66 @@ def cut_questions(own: Sequence[Example], invented: Sequence[Example], shares: S
     counted = own or invented  # the questions that the shares are measured on
     others = invented if own else ()
     groups = _groups([*own, *invented])
-    counted_ids = set(map(id, counted))
-    sizes = [len(counted_ids.intersection(map(id, group))) for group in groups]
+    sizes = _sizes(groups, counted)
     group_parts = _assign_parts(sizes, shares)
+    _require_all_parts(group_parts, sizes, shares, needs_train=not (own and invented))
 
-    needed: set[Part] = {part for part in HELD_OUT if getattr(shares, part)}
-    if not (own and invented):
-        needed.add("train")
-    filled = {part for part, size in zip(group_parts, sizes, strict=True) if size}
-    if needed - filled:
-        n_different = sum(map(bool, sizes))
-        raise DataError(
-            f"the {sum(sizes)} questions ask {n_different} different things: too few for {', '.join(sorted(needed))}",
-            "Questions with the same words, or the same query but for its values, stay together: add others.",
-        )
-
-    part_of = {}
+    part_by_identity = {}
     for group, part in zip(groups, group_parts, strict=True):
         for example in group:
-            part_of[id(example)] = part
+            part_by_identity[id(example)] = part
     parts: dict[Part, list[Example]] = {"train": [], "dev": [], "test": []}
+    words_of_counted = set()
     for example in counted:
-        parts[part_of[id(example)]].append(example)
-    words_of_counted = set(map(_question_words, counted))
+        parts[part_by_identity[id(example)]].append(example)
+        words_of_counted.add(_question_words(example))
     repeats = []
     for example in others:
-        if part_of[id(example)] == "train" and _question_words(example) not in words_of_counted:
+        is_trained = part_by_identity[id(example)] == "train"
+        if is_trained and _question_words(example) not in words_of_counted:
             parts["train"].append(example)
         else:
             repeats.append(example)
     return Cut(parts, repeats)
 
 
+def _sizes(groups: Sequence[Sequence[Example]], counted: Sequence[Example]) -> list[int]:
+    """How many of the counted questions each group has."""
+    counted_identities = {id(example) for example in counted}
+    sizes = []
+    for group in groups:
+        identities = {id(example) for example in group}
+        sizes.append(len(identities & counted_identities))
+    return sizes
+
+
+def _require_all_parts(group_parts: Sequence[Part], sizes: Sequence[int], shares: Shares, needs_train: bool) -> None:
+    """Refuse questions that ask too few different things for all parts."""
+    needed: set[Part] = {part for part in HELD_OUT if getattr(shares, part)}
+    if needs_train:
+        needed.add("train")
+    filled = {part for part, size in zip(group_parts, sizes, strict=True) if size}
+    if needed <= filled:
+        return
+    n_different = sum(size > 0 for size in sizes)
+    raise DataError(
+        f"the {sum(sizes)} questions ask {n_different} different things: too few for {', '.join(sorted(needed))}",
+        "Questions with the same words, or the same query but for its values, stay together: add others.",
+    )
+
+
 def _assign_parts(sizes: Sequence[int], shares: Shares) -> list[Part]:
     """The part of each group: held out as long as it fits into a share, else trained on."""
-    wanted = {part: round(getattr(shares, part) * sum(sizes)) for part in HELD_OUT}
+    total = sum(sizes)
+    wanted = {part: round(getattr(shares, part) * total) for part in HELD_OUT}
     filled = dict.fromkeys(HELD_OUT, 0)
     parts: list[Part] = []
     for size in sizes:
-        fitting = (part for part in HELD_OUT if size and filled[part] + size <= wanted[part])
-        part: Part = next(fitting, "train")
-        parts.append(part)
-        if part != "train":
-            filled[part] += size
+        room = {part: wanted[part] - filled[part] for part in HELD_OUT}
+        chosen = _part_with_room(size, room)
+        parts.append(chosen)
+        if chosen != "train":
+            filled[chosen] += size
     for part in HELD_OUT:
         remaining = [(size, index) for index, size in enumerate(sizes) if size and parts[index] == "train"]
         if getattr(shares, part) and not filled[part] and remaining:
@@ -93,9 +110,17 @@ def _assign_parts(sizes: Sequence[int], shares: Shares) -> list[Part]:
             filled[part] = smallest
             parts[index] = part
     if shares.test >= shares.dev and filled["dev"] > filled["test"]:
-        swapped: dict[Part, Part] = {"dev": "test", "test": "dev"}
-        parts = [swapped.get(part, part) for part in parts]
+        swapped: dict[Part, Part] = {"dev": "test", "test": "dev", "train": "train"}
+        parts = [swapped[part] for part in parts]
     return parts
+
+
+def _part_with_room(size: int, room: Mapping[Part, int]) -> Part:
+    """The first held-out part with room for a group; an empty group is trained on."""
+    for part in HELD_OUT:
+        if 0 < size <= room[part]:
+            return part
+    return "train"
 
 
 def _question_words(example: Example) -> str:
@@ -104,8 +129,16 @@ def _question_words(example: Example) -> str:
     return "\0".join((example.database.id, "words", *words))
 
 
+def _query_shape(example: Example) -> str:
+    """A question's SQL without its values."""
+    return "\0".join((example.database.id, "sql", example_shape(example)))
+
+
 def _groups(examples: Sequence[Example]) -> list[list[Example]]:
-    """Questions that are alike together, by union-find over their keys; the groups by a digest of their keys."""
+    """Questions that are alike together, by union-find over their keys; the groups by a digest of their keys.
+
+    The keys of a question are its words and its SQL without values: it shares one with each question that is like it.
+    """
     parent: dict[str, str] = {}
 
     def root(key: str) -> str:
@@ -114,15 +147,21 @@ def _groups(examples: Sequence[Example]) -> list[list[Example]]:
             key = parent[key]
         return key
 
-    # Two keys that a question shares with those that are alike: its words, and its SQL without values.
-    keys = [(_question_words(one), "\0".join((one.database.id, "sql", example_shape(one)))) for one in examples]
-    for by_words, by_sql in keys:
-        parent[root(by_sql)] = root(by_words)
+    keys = []
+    for example in examples:
+        words = _question_words(example)
+        shape = _query_shape(example)
+        keys.append((words, shape))
+        root_of_words = root(words)
+        parent[root(shape)] = root_of_words
     groups: dict[str, list[Example]] = defaultdict(list)
-    smallest: dict[str, str] = {}
-    for example, pair in zip(examples, keys, strict=True):
-        group = root(pair[0])
+    smallest_keys: dict[str, str] = {}
+    for example, (words, shape) in zip(examples, keys, strict=True):
+        group = root(words)
         groups[group].append(example)
-        smallest[group] = min(*pair, smallest.get(group, pair[0]))
-    digests = {name: hashlib.sha256(smallest[name].encode("utf-8", "backslashreplace")).digest() for name in groups}
-    return [groups[name] for name in sorted(groups, key=digests.__getitem__)]
+        smallest_keys[group] = min(words, shape, smallest_keys.get(group, words))
+    return [groups[group] for group in sorted(groups, key=lambda group: _digest(smallest_keys[group]))]
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "backslashreplace")).digest()

@@ -11,7 +11,6 @@ while the file goes by.
 import functools
 import hashlib
 import heapq
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,7 +27,7 @@ HINT = "SynSQL's layout is data.json and databases/<db_id>/<db_id>.sqlite"
 CHUNK = 1 << 20  # characters read at once
 MOST_CHARS = 1 << 24  # characters of the longest row: a longer one means a torn file
 SPARE = 8  # rows drawn for each wanted one, if levels are filtered after the draw
-KEPT = ("sql_complexity", "question_style")
+META_NAMES = {"sql_complexity": "difficulty", "question_style": "style"}  # a row's field -> its name in `meta`
 NumberedRow = tuple[int, Any]  # a row's index in the list, and its value
 Complexity = Literal["Simple", "Moderate", "Complex", "Highly Complex"]
 
@@ -53,15 +52,7 @@ def read_synsql(source: Source, seed: int, root: Path) -> Loaded:
     """Rows in the file's order; `meta` keeps SynSQL's complexity (as `difficulty`) and the question's style."""
     options = SynsqlOptions.model_validate(source.options)
     folder = source_folder(source)
-    levels = None if options.complexity is None else tuple(options.complexity)
-    filters = tuple(zip(KEPT, (levels, options.styles), strict=True))
-
-    def is_wanted(row: Any) -> bool:
-        if not isinstance(row, dict):  # it is rejected with its reason later
-            return True
-        return all(wanted is None or row.get(key) in wanted for key, wanted in filters)
-
-    rows: Iterator[NumberedRow] = ((number, row) for number, row in stream(folder / "data.json") if is_wanted(row))
+    rows = _selected_rows(folder / "data.json", options)
     if isinstance(options.complexity, dict):
         rows = iter(draw_by_level(rows, options.complexity, seed))
     elif source.count is not None:
@@ -77,26 +68,36 @@ def read_synsql(source: Source, seed: int, root: Path) -> Loaded:
         number, row = numbered
         if isinstance(row, BadRow):
             raise row
-        id = text_field(row, "db_id").removesuffix(".db")
+        database_id = text_field(row, "db_id").removesuffix(".db")
         question = text_field(row, "question")
         sql = text_field(row, "sql")
-        database = Database(id, "sqlite", location(id))
-        meta = {}
-        for name, key in zip(("difficulty", "style"), KEPT, strict=True):
-            if isinstance(row.get(key), str):
-                meta[name] = row[key]
+        database = Database(database_id, "sqlite", location(database_id))
+        meta = {name: row[key] for key, name in META_NAMES.items() if isinstance(row.get(key), str)}
         evidence = text_field(row, "external_knowledge", required=False)
-        return Example(f"synsql_{number}", question, database, sql, evidence, None, "synsql", meta)
+        return Example(f"synsql_{number}", question, database, sql, evidence, source="synsql", meta=meta)
 
-    return collect_examples(((f"data.json[{numbered[0]}]", numbered) for numbered in rows), make)
+    named_rows = ((f"data.json[{number}]", (number, row)) for number, row in rows)
+    return collect_examples(named_rows, make)
+
+
+def _selected_rows(path: Path, options: SynsqlOptions) -> Iterator[NumberedRow]:
+    """The rows of the levels and styles that the options name; a row that is no object is rejected later."""
+    levels = None if options.complexity is None else tuple(options.complexity)
+    for number, row in stream(path):
+        if isinstance(row, dict):
+            is_of_level = levels is None or row.get("sql_complexity") in levels
+            is_of_style = options.styles is None or row.get("question_style") in options.styles
+            if not (is_of_level and is_of_style):
+                continue
+        yield number, row
 
 
 def draw_rows(rows: Iterator[NumberedRow], count: int, seed: int) -> list[NumberedRow]:
     """`count` rows in their order, drawn by the smallest seeded digests of their numbers: memory of `count` rows."""
-    best: list[tuple[int, int, Any]] = []
+    drawn = _SmallestDigests(count, seed)
     for number, row in rows:
-        _keep_smallest(best, count, seed, number, row)
-    return _by_number(best)
+        drawn.offer(number, row)
+    return sorted(drawn.rows(), key=_number)
 
 
 def draw_by_level(rows: Iterator[NumberedRow], counts: Mapping[Complexity, int], seed: int) -> list[NumberedRow]:
@@ -105,36 +106,50 @@ def draw_by_level(rows: Iterator[NumberedRow], counts: Mapping[Complexity, int],
     Raises:
         DataError: the file has fewer rows of a level.
     """
-    best: dict[Complexity, list[tuple[int, int, Any]]] = {level: [] for level in counts}
-    rest: list[NumberedRow] = []  # rows that are no objects, to be rejected with their reason
+    drawn_by_level = {level: _SmallestDigests(count, seed) for level, count in counts.items()}
+    chosen: list[NumberedRow] = []
     for number, row in rows:
         level = row["sql_complexity"] if isinstance(row, dict) else None
         if level is None:
-            rest.append((number, row))
+            chosen.append((number, row))  # no object: it is rejected with its reason
         else:
-            _keep_smallest(best[level], counts[level], seed, number, row)
-    for level, count in counts.items():
-        if len(best[level]) < count:
+            drawn_by_level[level].offer(number, row)
+    for level, drawn in drawn_by_level.items():
+        rows_of_level = drawn.rows()
+        if len(rows_of_level) < counts[level]:
             raise DataError(
-                f"SynSQL's file has {len(best[level])} rows of the level {level!r}, and {count} are asked for",
+                f"SynSQL's file has {len(rows_of_level)} rows of the level {level!r}, and {counts[level]} "
+                "are asked for",
                 "Lower its number in the source's options.complexity.",
             )
-    drawn = list(itertools.chain.from_iterable(best.values()))
-    return sorted([*_by_number(drawn), *rest], key=lambda pair: pair[0])
+        chosen += rows_of_level
+    return sorted(chosen, key=_number)
 
 
-def _keep_smallest(best: list[tuple[int, int, Any]], count: int, seed: int, number: int, row: Any) -> None:
-    """Keep a row among the `count` whose seeded digests are the smallest; the largest of them is the heap's first."""
-    ticket = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
-    entry = (-int.from_bytes(ticket, "big"), number, row)
-    if len(best) < count:
-        heapq.heappush(best, entry)
-    elif entry[0] > best[0][0]:
-        heapq.heapreplace(best, entry)
+class _SmallestDigests:
+    """The rows whose seeded digests are the smallest of those that were offered: at most `count` are in memory."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.count = count
+        self.seed = seed
+        self._heap: list[tuple[int, int, Any]] = []  # (-digest, number, row): the largest digest is the first
+
+    def offer(self, number: int, row: Any) -> None:
+        """Keep a row if its digest is among the smallest."""
+        digest = hashlib.blake2b(f"{self.seed}/{number}".encode(), digest_size=8).digest()
+        entry = (-int.from_bytes(digest, "big"), number, row)
+        if len(self._heap) < self.count:
+            heapq.heappush(self._heap, entry)
+        elif entry[0] > self._heap[0][0]:
+            heapq.heapreplace(self._heap, entry)
+
+    def rows(self) -> list[NumberedRow]:
+        """The rows that are kept, in no order."""
+        return [(number, row) for _, number, row in self._heap]
 
 
-def _by_number(best: list[tuple[int, int, Any]]) -> list[NumberedRow]:
-    return sorted(((number, row) for _, number, row in best), key=lambda pair: pair[0])
+def _number(numbered: NumberedRow) -> int:
+    return numbered[0]
 
 
 def stream(path: Path) -> Iterator[NumberedRow]:

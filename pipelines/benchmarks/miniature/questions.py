@@ -8,7 +8,7 @@ import random
 import re
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from pipelines.benchmarks.miniature.world import (
     CATEGORIES,
     MEASURES,
     MiniDatabase,
+    MiniTable,
+    NumericColumn,
     Split,
     build_database,
     draw_database,
@@ -113,11 +115,15 @@ _PHRASE = re.compile(r"\[(\w+)(?::(\w))?\]")
 @functools.cache
 def templates(family: str, split: Split) -> tuple[str, ...]:
     """The templates of a family that belong to a split, in a fixed order; their slots are `{t}`, `{c}`, `{v}`, ..."""
-    every = itertools.chain.from_iterable(map(expand, SENTENCES[family]))
-    ranked = sorted(every, key=lambda text: zlib.crc32(f"{family}/{text}".encode()))
+    ranked: list[str] = []
+    for sentence in SENTENCES[family]:
+        ranked += expand(sentence)
+    ranked.sort(key=lambda text: zlib.crc32(f"{family}/{text}".encode()))
     start = 0
     for name, share in SHARES:
-        size = len(ranked) - start if name == "train" else max(1, round(len(ranked) * share / 16))
+        size = max(1, round(len(ranked) * share / 16))
+        if name == "train":
+            size = len(ranked) - start
         if name == split:
             return tuple(sorted(ranked[start : start + size]))
         start += size
@@ -155,6 +161,11 @@ class Family:
     sql: str
     of: str = "t"  # the slot (t, h or p) of the table that carries c; n stands on t or h.
     weight: int = 5  # how often it is asked, relative to the other families.
+
+    @property
+    def slots(self) -> set[str]:
+        """The slots of its SQL."""
+        return set(re.findall(r"{(\w+)}", self.sql))
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -213,19 +224,34 @@ FAMILIES: tuple[Family, ...] = (
     ),
 )
 
+
 # Families before and after, the wording, and the slot that changes between them.
-FOLLOW_UPS = tuple(
-    (*f"{pair}>{pair}".split(">")[:2], wording, changed)
-    for wording, changed, pairs in (
-        ("counted", "", "names_filtered>count_filtered linked_names>linked_count"),
-        ("named", "", "count_filtered>names_filtered linked_count>linked_names"),
-        ("narrowed", "", "count_all>count_filtered aggregate_all>aggregate_filtered names_compared>filtered_compared"),
-        ("narrowed", "", "top_one>top_filtered above_average>filtered_above_average"),
-        ("other_value", "v", "names_filtered count_filtered linked_names"),
-        ("other_aggregate", "agg", "aggregate_filtered"),
-        ("other_order", "dir", "top_one top_filtered"),
-    )
-    for pair in pairs.split()
+@dataclasses.dataclass(frozen=True)
+class FollowUp:
+    """A question that leads on from another one."""
+
+    before: str  # family of the question before it
+    after: str  # its own family
+    wording: str  # its sentences
+    changed: str = ""  # the slot that changes between the two; "" if the family does
+
+
+FOLLOW_UPS: tuple[FollowUp, ...] = (
+    FollowUp("names_filtered", "count_filtered", "counted"),
+    FollowUp("linked_names", "linked_count", "counted"),
+    FollowUp("count_filtered", "names_filtered", "named"),
+    FollowUp("linked_count", "linked_names", "named"),
+    FollowUp("count_all", "count_filtered", "narrowed"),
+    FollowUp("aggregate_all", "aggregate_filtered", "narrowed"),
+    FollowUp("names_compared", "filtered_compared", "narrowed"),
+    FollowUp("top_one", "top_filtered", "narrowed"),
+    FollowUp("above_average", "filtered_above_average", "narrowed"),
+    FollowUp("names_filtered", "names_filtered", "other_value", changed="v"),
+    FollowUp("count_filtered", "count_filtered", "other_value", changed="v"),
+    FollowUp("linked_names", "linked_names", "other_value", changed="v"),
+    FollowUp("aggregate_filtered", "aggregate_filtered", "other_aggregate", changed="agg"),
+    FollowUp("top_one", "top_one", "other_order", changed="dir"),
+    FollowUp("top_filtered", "top_filtered", "other_order", changed="dir"),
 )
 
 Slots = dict[str, str]
@@ -248,8 +274,8 @@ class MiniatureQuestion:
         """The content of `Example.meta`."""
         meta: dict[str, Any] = {
             "family": self.family.name,
-            "needs_probe": any(each.asked != each.stored for each in self.filters),
-            "filters": [dataclasses.asdict(each) for each in self.filters],
+            "needs_probe": any(filter.asked != filter.stored for filter in self.filters),
+            "filters": [dataclasses.asdict(filter) for filter in self.filters],
             "reads": self.reads,
         }
         if self.history:
@@ -265,11 +291,12 @@ def draw_questions(
     A question is kept when its answer is not empty, is not decided by a tie, and changes when any one slot does
     (another value, another direction, no filter at all): so that a right answer is never luck.
     """
+    weights = [family.weight for family in FAMILIES]
     questions: dict[tuple[str, str], MiniatureQuestion] = {}
     for _ in range(40 * count):
         if len(questions) == count:
             break
-        family = rng.choices(FAMILIES, [family.weight for family in FAMILIES])[0]
+        family = rng.choices(FAMILIES, weights)[0]
         for _ in range(8):  # a family keeps its share although it loses more questions to the checks
             slots = _fill(family, database, rng)
             if slots and _decides(family, slots, database, connection):
@@ -288,101 +315,160 @@ def draw_follow_ups(
     for _ in range(40 * count):
         if len(questions) == count:
             break
-        before, after, wording, changed = rng.choice(FOLLOW_UPS)
-        slots = _fill(families[after], database, rng)
+        follow_up = rng.choice(FOLLOW_UPS)
+        family_before = families[follow_up.before]
+        family = families[follow_up.after]
+        slots = _fill(family, database, rng)
         if slots is None:
             continue
-        earlier = dict(slots)
-        if changed:
-            others = [other for other in _choices(changed, slots) if other != slots[changed]]
-            earlier[changed] = rng.choice(others)
-        pair = ((families[before], earlier), (families[after], slots))
-        if all(_decides(family, filled, database, connection) for family, filled in pair):
-            first = _make_question(families[before], earlier, database, split, rng)
-            then = _make_question(families[after], slots, database, split, rng, wording)
-            filters = tuple(one for one in then.filters if f"'{one.stored}'" not in first.sql)
-            then = dataclasses.replace(then, filters=filters, history=[[first.question, first.sql]])
-            questions.setdefault((then.sql, then.question, first.sql), then)
+        slots_before = _slots_before(follow_up, slots, rng)
+        if not _decides(family_before, slots_before, database, connection):
+            continue
+        if not _decides(family, slots, database, connection):
+            continue
+        before = _make_question(family_before, slots_before, database, split, rng)
+        question = _make_question(family, slots, database, split, rng, follow_up.wording)
+        question = _after(before, question)
+        questions.setdefault((question.sql, question.question, before.sql), question)
     return list(questions.values())
 
 
-def _choices(slot: str, slots: Slots) -> Iterable[str]:
-    """The words that a slot of a follow-up may hold."""
+def _slots_before(follow_up: FollowUp, slots: Slots, rng: random.Random) -> Slots:
+    """The slots of the question before a follow-up: another word in the slot that changes."""
+    if not follow_up.changed:
+        return slots
+    words = _words_of(follow_up.changed, slots)
+    others = [word for word in words if word != slots[follow_up.changed]]
+    return {**slots, follow_up.changed: rng.choice(others)}
+
+
+def _after(before: MiniatureQuestion, question: MiniatureQuestion) -> MiniatureQuestion:
+    """The question with another one before it; a value that stands in that one's SQL is no longer a filter to probe."""
+    filters = [filter for filter in question.filters if f"'{filter.stored}'" not in before.sql]
+    history = [[before.question, before.sql]]
+    return dataclasses.replace(question, filters=tuple(filters), history=history)
+
+
+def _words_of(slot: str, slots: Slots) -> Iterable[str]:
+    """The words that a slot may hold, given the others."""
     if slot == "v":
         return CATEGORIES[slots["c"]]
-    return AGGREGATES if slot == "agg" else ORDERS
+    if slot == "w":
+        return CATEGORIES[slots["d"]]
+    if slot == "agg":
+        return AGGREGATES
+    if slot == "op":
+        return COMPARISONS
+    assert slot == "dir", slot
+    return ORDERS
 
 
 def _fill(family: Family, database: MiniDatabase, rng: random.Random) -> Slots | None:
     """Slots for a family; None when the drawn tables lack a column that it needs."""
-    if "{h}" in family.sql:
-        child = rng.choice([table for table in database.tables if table.parent])
-        tables = {"h": child, "p": next(t for t in database.tables if t.name == child.parent)}
-    else:
-        wide = [table for table in database.tables if len(table.categories) > 1]
-        needs_two = "{c}" in family.sql and ("{d}" in family.sql or "{g}" in family.sql)  # categories of one table
-        tables = {"t": rng.choice(wide if wide and needs_two else database.tables)}
+    tables = _draw_tables(family, database, rng)
     slots = {slot: table.name for slot, table in tables.items()}
-    # A category c with its value v, and, where the table has two categories, g or d with its value w.
-    categories = tables[family.of if family.of in tables else "p"].categories
-    columns = rng.sample(list(categories), len(categories))
-    if "{c}" not in family.sql:
-        slots["g"] = columns[0]
-    else:
-        slots["c"] = columns[0]
-        slots["v"] = rng.choice(list(CATEGORIES[columns[0]]))
-        if len(columns) > 1:
-            slots["g"] = columns[1]
-            slots["d"] = columns[1]
-            slots["w"] = rng.choice(list(CATEGORIES[columns[1]]))
-    slots["n"] = rng.choice((tables.get("t") or tables["h"]).measures)
-    measure = MEASURES[slots["n"]]
-    first = (measure.low // measure.step + 1) * measure.step
-    slots["k"] = str(rng.choice(range(first, measure.high, measure.step)))
+    table_of_category = tables[family.of] if family.of in tables else tables["p"]
+    slots |= _draw_categories(family, table_of_category, rng)
+    table_of_measure = tables["t"] if "t" in tables else tables["h"]
+    slots["n"] = rng.choice(table_of_measure.measures)
+    slots["k"] = _draw_threshold(MEASURES[slots["n"]], rng)
     slots["agg"] = rng.choice(list(AGGREGATES))
     slots["dir"] = rng.choice(list(ORDERS))
     slots["op"] = rng.choice(list(COMPARISONS))
-    return slots if all(slot in slots for slot in re.findall(r"{(\w+)}", family.sql)) else None
+    return slots if family.slots <= set(slots) else None
 
 
-def _filters(family: Family, slots: Slots, database: MiniDatabase) -> Iterator[tuple[str, StoredValueFilter]]:
-    """The filters of a family's SQL, each behind the slot of its value."""
-    for column, value in (("c", "v"), ("d", "w")):
-        if f"{{{value}}}" in family.sql:
-            owner = next(table for table in database.tables if table.name == slots[family.of])
-            stored_value = stored(slots[column], slots[value], owner.categories[slots[column]])
-            yield value, StoredValueFilter(owner.name, slots[column], slots[value], stored_value)
+def _draw_tables(family: Family, database: MiniDatabase, rng: random.Random) -> dict[str, MiniTable]:
+    """The tables of a family by their slots: a child and its parent, or one table."""
+    if "h" in family.slots:
+        child = rng.choice([table for table in database.tables if table.parent])
+        assert child.parent is not None, "chosen for having one"
+        return {"h": child, "p": database.table(child.parent)}
+    needs_two_categories = "c" in family.slots and not family.slots.isdisjoint({"d", "g"})
+    candidates: Sequence[MiniTable] = database.tables
+    if needs_two_categories:
+        with_two = [table for table in database.tables if len(table.categories) > 1]
+        candidates = with_two or candidates
+    return {"t": rng.choice(candidates)}
+
+
+def _draw_categories(family: Family, table: MiniTable, rng: random.Random) -> Slots:
+    """A category c with its value v, and, where the table has two categories, g or d with its value w."""
+    columns = rng.sample(list(table.categories), len(table.categories))
+    first = columns[0]
+    if "c" not in family.slots:
+        return {"g": first}
+    slots = {"c": first, "v": rng.choice(list(CATEGORIES[first]))}
+    if len(columns) > 1:
+        second = columns[1]
+        slots["g"] = second
+        slots["d"] = second
+        slots["w"] = rng.choice(list(CATEGORIES[second]))
+    return slots
+
+
+def _draw_threshold(measure: NumericColumn, rng: random.Random) -> str:
+    """A multiple of the measure's step, within its bounds."""
+    first = (measure.low // measure.step + 1) * measure.step
+    multiples = range(first, measure.high, measure.step)
+    return str(rng.choice(multiples))
+
+
+def _filters(family: Family, slots: Slots, database: MiniDatabase) -> dict[str, StoredValueFilter]:
+    """The filters of a family's SQL, by the slot of their value."""
+    filters = {}
+    for column_slot, value_slot in (("c", "v"), ("d", "w")):
+        if value_slot not in family.slots:
+            continue
+        table = database.table(slots[family.of])
+        column = slots[column_slot]
+        word = slots[value_slot]
+        stored_value = stored(column, word, table.categories[column])
+        filters[value_slot] = StoredValueFilter(table.name, column, word, stored_value)
+    return filters
 
 
 def render_sql(family: Family, slots: Slots, database: MiniDatabase) -> str:
     """The SQL with values in the form that the database stores."""
-    values = {slot: filter.stored for slot, filter in _filters(family, slots, database)}
-    return family.sql.format(**(slots | values))
+    words = dict(slots)
+    for slot, filter in _filters(family, slots, database).items():
+        words[slot] = filter.stored
+    return family.sql.format(**words)
 
 
 def _decides(family: Family, slots: Slots, database: MiniDatabase, connection: sqlite3.Connection) -> bool:
     """Whether every slot and condition decides the answer, and no tie does."""
-
-    def rows(sql: str) -> list[tuple[Any, ...]]:
-        return connection.execute(sql).fetchall()
-
     sql = render_sql(family, slots, database)
-    answer = rows(sql)
+    answer = connection.execute(sql).fetchall()
     if not answer or answer[0][-1] in (None, 0):
         return False
-    if "ORDER BY COUNT" in sql:
-        counts = rows(re.sub(r"^SELECT .*? FROM", "SELECT COUNT ( * ) FROM", sql)[:-1] + "2")
-        if len(counts) < 2 or counts[0] == counts[1]:
+    if "ORDER BY COUNT" in sql and not _has_clear_winner(sql, connection):
+        return False
+    for wrong_family, wrong_slots in _near_misses(family, slots):
+        wrong_sql = render_sql(wrong_family, wrong_slots, database)
+        if connection.execute(wrong_sql).fetchall() == answer:
             return False
-    # Near misses: the same SQL with one condition gone or one slot wrong.
-    conditions = CONDITIONS.findall(family.sql)
-    misses = [(dataclasses.replace(family, sql=family.sql.replace(part, "1 = 1")), slots) for part in conditions]
-    choices: dict[str, Iterable[str]] = {"op": COMPARISONS, "dir": ORDERS, "agg": AGGREGATES}
-    choices |= {value: CATEGORIES[slots[column]] for value, column in (("v", "c"), ("w", "d")) if column in slots}
-    for slot, others in choices.items():
-        if f"{{{slot}}}" in family.sql:
-            misses += [(family, {**slots, slot: other}) for other in others if other != slots[slot]]
-    return all(rows(render_sql(wrong, wrong_slots, database)) != answer for wrong, wrong_slots in misses)
+    return True
+
+
+def _has_clear_winner(sql: str, connection: sqlite3.Connection) -> bool:
+    """Whether the most common value of a SQL that ends in LIMIT 1 is more common than the second."""
+    counted = re.sub(r"^SELECT .*? FROM", "SELECT COUNT ( * ) FROM", sql)
+    counts = connection.execute(f"{counted.removesuffix('1')}2").fetchall()
+    return len(counts) == 2 and counts[0] != counts[1]
+
+
+def _near_misses(family: Family, slots: Slots) -> Iterator[tuple[Family, Slots]]:
+    """The same question with one condition gone, or one slot wrong."""
+    for condition in CONDITIONS.findall(family.sql):
+        without_condition = family.sql.replace(condition, "1 = 1")
+        yield dataclasses.replace(family, sql=without_condition), slots
+    for slot in ("op", "dir", "agg", "v", "w"):
+        if slot not in family.slots:
+            continue
+        for word in _words_of(slot, slots):
+            if word != slots[slot]:
+                yield family, {**slots, slot: word}
 
 
 def _make_question(
@@ -390,22 +476,39 @@ def _make_question(
 ) -> MiniatureQuestion:
     template = rng.choice(templates(wording or family.name, split))
     words = dict(slots)
-    for slot in "thp":
+    for slot in ("t", "h", "p"):
         if slot in slots:
             words[slot] = f"{slots[slot]}s"
             words[f"{slot}1"] = slots[slot]
     words["agg"] = AGGREGATES[slots["agg"]]
     words["top"] = ORDERS[slots["dir"]]
     words["than"] = rng.choice(COMPARISONS[slots["op"]])
-    # Tables in the order of the SQL, each with the columns that are read of it; keys left out.
-    reads: dict[str, list[str]] = {slots[slot]: [] for slot in re.findall(r"{([thp])}(?!_id)", family.sql)}
-    for qualifier, plain, slot in re.findall(r"(?:{([hp])} \. )?(?:\b(name)\b|{([cdgn])})", family.sql):
-        owner = qualifier or (family.of if slot in ("c", "d") else "t" if "t" in slots else "p")
-        column = plain or slots[slot]
-        if column not in reads[slots[owner]]:
-            reads[slots[owner]].append(column)
-    filters = tuple(filter for _, filter in _filters(family, slots, database))
-    return MiniatureQuestion(family, template.format(**words), render_sql(family, slots, database), filters, reads)
+    return MiniatureQuestion(
+        family=family,
+        question=template.format(**words),
+        sql=render_sql(family, slots, database),
+        filters=tuple(_filters(family, slots, database).values()),
+        reads=_columns_read(family, slots),
+    )
+
+
+def _columns_read(family: Family, slots: Slots) -> dict[str, list[str]]:
+    """The tables in the order of the SQL, each with the columns that are read of it; keys left out."""
+    columns: dict[str, list[str]] = {}
+    for table_slot in re.findall(r"{([thp])}(?!_id)", family.sql):
+        columns[slots[table_slot]] = []
+    for qualifier, name, column_slot in re.findall(r"(?:{([hp])} \. )?(?:\b(name)\b|{([cdgn])})", family.sql):
+        if qualifier:
+            table_slot = qualifier
+        elif column_slot in ("c", "d"):
+            table_slot = family.of
+        else:
+            table_slot = "t" if "t" in slots else "p"
+        column = name or slots[column_slot]
+        columns_of_table = columns[slots[table_slot]]
+        if column not in columns_of_table:
+            columns_of_table.append(column)
+    return columns
 
 
 # The reader of the miniature world: the databases of a split, built as files, with their questions.
@@ -427,23 +530,45 @@ class MiniatureOptions(Section):
 def read_miniature(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split; their databases are built under `root/databases/miniature`."""
     options = MiniatureOptions.model_validate(source.options)
-    (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    folder = root / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
     examples: list[Example] = []
     for index in range(options.first, options.first + options.databases):
         drawn = draw_database(source.split, index, seed)
-        path = root / FOLDER / f"{drawn.id}.sqlite"
+        path = folder / f"{drawn.id}.sqlite"
         build_database(drawn, path)
-        rng = random.Random(f"{seed}/questions/{drawn.id}")
-        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
-            questions = draw_questions(drawn, connection, source.split, options.questions, rng)
-            rng = random.Random(f"{seed}/follow_ups/{drawn.id}")  # its own: other questions stay as they are
-            questions += draw_follow_ups(drawn, connection, source.split, options.follow_ups, rng)
-        database = Database(drawn.id, "sqlite", str(FOLDER / path.name))
-        for number, made in enumerate(questions):
-            meta = {"domain": drawn.domain, **made.meta}
-            if not options.history:
-                meta["history"] = []
-            hardness = made.family.hardness
-            id = f"{drawn.id}_{number}"
-            examples.append(Example(id, made.question, database, made.sql, "", hardness, "miniature", meta))
+        questions = _ask(drawn, path, source.split, options, seed)
+        examples += _examples(drawn, questions, options.history)
     return Loaded(examples, [])
+
+
+def _ask(
+    drawn: MiniDatabase, path: Path, split: Split, options: MiniatureOptions, seed: int
+) -> list[MiniatureQuestion]:
+    """Questions about a database that stands in a file, then follow-ups, which have a seed of their own."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
+        rng = random.Random(f"{seed}/questions/{drawn.id}")
+        questions = draw_questions(drawn, connection, split, options.questions, rng)
+        rng = random.Random(f"{seed}/follow_ups/{drawn.id}")
+        follow_ups = draw_follow_ups(drawn, connection, split, options.follow_ups, rng)
+    return questions + follow_ups
+
+
+def _examples(drawn: MiniDatabase, questions: Sequence[MiniatureQuestion], history: bool) -> list[Example]:
+    database = Database(drawn.id, "sqlite", str(FOLDER / f"{drawn.id}.sqlite"))
+    examples = []
+    for number, question in enumerate(questions):
+        meta = {"domain": drawn.domain, **question.meta}
+        if not history:
+            meta["history"] = []
+        example = Example(
+            id=f"{drawn.id}_{number}",
+            question=question.question,
+            database=database,
+            gold_sql=question.sql,
+            hardness=question.family.hardness,
+            source="miniature",
+            meta=meta,
+        )
+        examples.append(example)
+    return examples

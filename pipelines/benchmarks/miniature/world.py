@@ -13,6 +13,7 @@ from typing import Literal
 # The words of the miniature world: domains, tables, columns, and the forms in which a value may be stored.
 
 Split = Literal["train", "dev", "test"]
+HELD_OUT_SPLITS: tuple[Split, ...] = ("dev", "test")
 Kind = Literal["place", "person", "thing", "event"]
 
 TABLES: dict[Kind, tuple[str, ...]] = {
@@ -94,6 +95,14 @@ class Domain:
     test: tuple[str, str]  # the pair of tables that occurs together only in test databases.
     dev: tuple[str, str]  # the pair that occurs together only in dev databases.
 
+    def held_out_pair(self, split: Split) -> tuple[str, ...]:
+        """The pair of tables that occurs together only in databases of this split; () for train."""
+        if split == "test":
+            return self.test
+        if split == "dev":
+            return self.dev
+        return ()
+
 
 DOMAINS: tuple[Domain, ...] = (
     Domain("music", ("singer", "song", "concert", "club", "guest"), ("singer", "concert"), ("singer", "club")),
@@ -117,7 +126,7 @@ def held_out_pairs(split: Split) -> frozenset[frozenset[str]]:
     """The table pairs that may occur together only in databases of this split."""
     if split == "train":
         return frozenset()
-    return frozenset(frozenset(domain.test if split == "test" else domain.dev) for domain in DOMAINS)
+    return frozenset(frozenset(domain.held_out_pair(split)) for domain in DOMAINS)
 
 
 def held_out_columns(table: str, split: Split) -> tuple[str, str] | None:
@@ -127,22 +136,24 @@ def held_out_columns(table: str, split: Split) -> tuple[str, str] | None:
     kind = KINDS[table]
     categories = CATEGORIES_OF[kind]
     measures = MEASURES_OF[kind]
-    index = TABLES[kind].index(table) + (split == "dev")
-    return categories[index % len(categories)], measures[index % len(measures)]
+    index = TABLES[kind].index(table)
+    if split == "dev":
+        index += 1
+    category = categories[index % len(categories)]
+    measure = measures[index % len(measures)]
+    return category, measure
 
 
 def allowed_columns(table: str, split: Split) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The categories and measures that this table may carry in databases of this split."""
-    held_out_splits: tuple[Split, ...] = ("dev", "test")
     banned: set[str] = set()
-    for other in held_out_splits:
+    for other in HELD_OUT_SPLITS:
         if other != split:
-            banned |= set(held_out_columns(table, other) or ())
+            banned.update(held_out_columns(table, other) or ())
     kind = KINDS[table]
-    return (
-        tuple(column for column in CATEGORIES_OF[kind] if column not in banned),
-        tuple(column for column in MEASURES_OF[kind] if column not in banned),
-    )
+    categories = [column for column in CATEGORIES_OF[kind] if column not in banned]
+    measures = [column for column in MEASURES_OF[kind] if column not in banned]
+    return tuple(categories), tuple(measures)
 
 
 Form = Literal["word", "upper", "title", "code"]
@@ -178,6 +189,10 @@ class MiniDatabase:
     tables: tuple[MiniTable, ...]
     rows: dict[str, list[Row]]
 
+    def table(self, name: str) -> MiniTable:
+        """The table of this name."""
+        return next(table for table in self.tables if table.name == name)
+
 
 def stored(column: str, word: str, form: Form) -> str:
     """The text that a database holds for a value that a question calls `word`."""
@@ -185,54 +200,73 @@ def stored(column: str, word: str, form: Form) -> str:
         return word.upper()
     if form == "title":
         return word.title()
-    return CATEGORIES[column][word] if form == "code" else word
+    if form == "code":
+        return CATEGORIES[column][word]
+    return word
 
 
 def draw_database(split: Split, index: int, seed: int) -> MiniDatabase:
     """Database number `index` of a split: the same for the same seed, whatever else is drawn."""
     rng = random.Random(f"{seed}/{split}/{index}")
     domain = DOMAINS[index % len(DOMAINS)]
-    held_out = {"train": (), "dev": domain.dev, "test": domain.test}[split]
-    names = _draw_names(domain, split, held_out, rng)
-    parents = _draw_parents(names, held_out, rng)
+    held_out_pair = domain.held_out_pair(split)
+    names = _draw_names(domain, split, rng)
+    parents = _draw_parents(names, held_out_pair, rng)
     tables = []
     for name in names:
-        own = held_out_columns(name, split) if name in held_out else None
-        tables.append(_draw_table(name, parents[name], allowed_columns(name, split), own, rng))
+        columns = allowed_columns(name, split)
+        columns_to_have = None
+        if name in held_out_pair:
+            columns_to_have = held_out_columns(name, split)
+        tables.append(_draw_table(name, parents[name], columns, columns_to_have, rng))
     rows: dict[str, list[Row]] = {}
     for table in tables:
         n_parents = len(rows[table.parent]) if table.parent else 0
         rows[table.name] = _draw_rows(table, n_parents, rng)
-    return MiniDatabase(f"{domain.name}_{split}_{index}", domain.name, tuple(tables), rows)
+    id = f"{domain.name}_{split}_{index}"
+    return MiniDatabase(id, domain.name, tuple(tables), rows)
 
 
-def _draw_names(domain: Domain, split: Split, held_out: Sequence[str], rng: random.Random) -> list[str]:
+def _draw_names(domain: Domain, split: Split, rng: random.Random) -> list[str]:
     """The names of a database's tables, parents before children.
 
     They have the held-out pair of this split, and no pair that another split holds for itself. Two tables from
     elsewhere may join in: a word that is met beside many others is learned as a word.
     """
-    others: tuple[Split, ...] = ("dev", "test")
-    banned = {pair for other in others if other != split for pair in held_out_pairs(other)}
     count = rng.choices(list(TABLE_COUNTS), list(TABLE_COUNTS.values()))[0]
-    order = [*domain.tables, *rng.sample([name for name in KINDS if name not in domain.tables], 2)]
-    allowed: list[tuple[str, ...]] = []
-    while not allowed:
+    foreign = [name for name in KINDS if name not in domain.tables]
+    order = [*domain.tables, *rng.sample(foreign, 2)]
+    choices: list[tuple[str, ...]] = []
+    while not choices:
         for names in itertools.combinations(order, count):
-            pairs = map(frozenset, itertools.combinations(names, 2))
-            if set(held_out) <= set(names) and banned.isdisjoint(pairs):
-                allowed.append(names)
+            if _may_occur(names, domain, split):
+                choices.append(names)
         count -= 1
-    return sorted(rng.choice(allowed), key=lambda name: (RANK[KINDS[name]], order.index(name)))
+    return sorted(rng.choice(choices), key=lambda name: (RANK[KINDS[name]], order.index(name)))
 
 
-def _draw_parents(names: Sequence[str], held_out: Sequence[str], rng: random.Random) -> dict[str, str | None]:
+def _may_occur(names: Sequence[str], domain: Domain, split: Split) -> bool:
+    """Whether a database may have these tables: the held-out pair of its split, and no pair of another split."""
+    if not set(domain.held_out_pair(split)) <= set(names):
+        return False
+    pairs = {frozenset(pair) for pair in itertools.combinations(names, 2)}
+    other_splits = [other for other in HELD_OUT_SPLITS if other != split]
+    return all(pairs.isdisjoint(held_out_pairs(other)) for other in other_splits)
+
+
+def _draw_parents(names: Sequence[str], held_out_pair: Sequence[str], rng: random.Random) -> dict[str, str | None]:
     """A tree: every table after the first refers to an earlier one; the held-out pair is linked directly."""
-    parents: dict[str, str | None] = {names[0]: None}
-    for index, name in enumerate(names[1:], 1):
-        earlier = names[:index]
-        partners = [other for other in earlier if {name, other} == set(held_out)]
-        parents[name] = partners[0] if partners else rng.choice(earlier)
+    parents: dict[str, str | None] = {}
+    earlier: list[str] = []
+    for name in names:
+        partners = [other for other in earlier if {name, other} == set(held_out_pair)]
+        if not earlier:
+            parents[name] = None
+        elif partners:
+            parents[name] = partners[0]
+        else:
+            parents[name] = rng.choice(earlier)
+        earlier.append(name)
     return parents
 
 
@@ -240,14 +274,17 @@ def _draw_table(
     name: str,
     parent: str | None,
     columns: tuple[tuple[str, ...], tuple[str, ...]],
-    held_out: tuple[str, str] | None,
+    columns_to_have: tuple[str, str] | None,
     rng: random.Random,
 ) -> MiniTable:
-    """A table with some of these categories and measures, the held-out ones among them."""
-    categories = rng.sample(columns[0], rng.choice((1, 2)))
-    measures = rng.sample(columns[1], rng.choice((1, 1, 2)))
-    if held_out is not None:
-        categories[0], measures[0] = held_out
+    """A table with some of these categories and measures, and with the category and measure that it has to have."""
+    allowed_categories, allowed_measures = columns
+    n_categories = rng.choice((1, 2))
+    categories = rng.sample(allowed_categories, n_categories)
+    n_measures = rng.choice((1, 1, 2))
+    measures = rng.sample(allowed_measures, n_measures)
+    if columns_to_have is not None:
+        categories[0], measures[0] = columns_to_have
     forms: dict[str, Form] = {}
     for column in dict.fromkeys(categories):
         forms[column] = rng.choices(FORMS, FORM_WEIGHTS)[0]
@@ -261,24 +298,26 @@ def _draw_rows(table: MiniTable, n_parents: int, rng: random.Random) -> list[Row
     stay without children, so that their absence can be asked about.
     """
     size = rng.randint(*ROWS)
-    labels = rng.sample(NAMES, size)
+    names = rng.sample(NAMES, size)
     linked_parents: list[int] = []
     if table.parent:
-        linked_parents = rng.sample(range(1, n_parents + 1), max(1, n_parents * 3 // 4))
-    numbers = []
+        n_linked = max(1, n_parents * 3 // 4)
+        linked_parents = rng.sample(range(1, n_parents + 1), n_linked)
+    measured = []
     for measure in table.measures:
         values = range(MEASURES[measure].low, MEASURES[measure].high + 1)
-        numbers.append(rng.sample(values, size))
+        measured.append(rng.sample(values, size))
     rows: list[Row] = []
     for index in range(size):
         row: list[str | int] = [index + 1]
         if table.parent:
             row.append(rng.choice(linked_parents))
-        row.append(labels[index])
+        row.append(names[index])
         for column, form in table.categories.items():
             word = rng.choice(list(CATEGORIES[column]))
             row.append(stored(column, word, form))
-        row += [column[index] for column in numbers]
+        for values_of_measure in measured:
+            row.append(values_of_measure[index])
         rows.append(tuple(row))
     return rows
 
@@ -305,8 +344,10 @@ def create_statements(database: MiniDatabase, mark: str = "?") -> Iterator[tuple
         if table.parent:
             columns.append(f"{table.parent}_id INTEGER REFERENCES {table.parent} (id)")
         columns.append("name TEXT")
-        columns += [f"{column} TEXT" for column in table.categories]
-        columns += [f"{column} INTEGER" for column in table.measures]
+        for category in table.categories:
+            columns.append(f"{category} TEXT")
+        for measure in table.measures:
+            columns.append(f"{measure} INTEGER")
         create = f"CREATE TABLE {table.name} ({', '.join(columns)})"
         marks = ", ".join([mark] * len(table.columns))
         insert = f"INSERT INTO {table.name} VALUES ({marks})"
