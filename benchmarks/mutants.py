@@ -129,9 +129,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         ],
         "curation/filtering.py::broken_rule": [
             Fault(
-                "the rule's verdict negated",
-                "if FILTER_RULES[rule](outcome)), None)",
-                "if not FILTER_RULES[rule](outcome)), None)",
+                "the rule's verdict negated", "if FILTER_RULES[rule](outcome):", "if not FILTER_RULES[rule](outcome):"
             ),
         ],
     },
@@ -376,40 +374,52 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
     },
     "leakage filtering difficulty": {
         "curation/leakage.py::leaks": [
-            Fault("equal SQL on another database counted", 'if others and kind != "sql":', "if others:"),
-            Fault("no look for equal SQL", 'if kind == "sql" and database not in asked:', 'if kind == "sql":'),
+            Fault(
+                "equal SQL on another database counted",
+                'if repeated and kind != "sql" and elsewhere is None:',
+                "if repeated and elsewhere is None:",
+            ),
+            Fault(
+                "no look for equal SQL", 'if kind == "sql" and database not in held_out_databases:', 'if kind == "sql":'
+            ),
+            Fault("the last leak elsewhere, not the first", 'kind != "sql" and elsewhere is None:', 'kind != "sql":'),
+        ],
+        "curation/leakage.py::_first_on": [
             Fault(
                 "a match in another database taken for one in the same",
-                "if name_of(other.database) == database), None)",
-                "), None)",
+                "if name_of(example.database) == database:",
+                "if example:",
             ),
-            Fault("the last leak elsewhere, not the first", "elsewhere = elsewhere or Leak(", "elsewhere = Leak("),
+        ],
+        "curation/filtering.py::_first_of_each_question": [
+            Fault("demonstrations in the order of the file", 'ordered = rows.sort("sample", "row")', "ordered = rows"),
+            Fault(
+                "one more demonstration of a question",
+                "number_in_question < settings.per_example",
+                "number_in_question <= settings.per_example",
+            ),
+        ],
+        "curation/filtering.py::_first_of_each_plan": [
+            Fault(
+                "one more demonstration of a plan",
+                "number_in_plan < settings.per_plan",
+                "number_in_plan <= settings.per_plan",
+            ),
+        ],
+        "curation/filtering.py::_first_in_all": [
+            Fault("the first levels last", 'is_late = ~rows["hardness"]', 'is_late = rows["hardness"]'),
+            Fault("levels in no order of priority", '.sort("late", "rank").head(', '.sort("rank").head('),
         ],
         "curation/filtering.py::select_demonstrations": [
             Fault(
-                "demonstrations in the order of the file",
-                'rows = rows.sort("sample", "row").filter(',
-                "rows = rows.filter(",
+                "a later rule's reason in place of the first", "pl.when(is_open & ~is_within)", "pl.when(~is_within)"
             ),
-            Fault(
-                "one more demonstration of a plan",
-                '.over("signature") < settings.per_plan',
-                '.over("signature") <= settings.per_plan',
-            ),
-            Fault(
-                "one more demonstration of a question",
-                '.over("example_id") < settings.per_example',
-                '.over("example_id") <= settings.per_example',
-            ),
-            Fault("the first levels last", 'late = ~rows["hardness"]', 'late = rows["hardness"]'),
-            Fault("levels in no order of priority", '.sort("late", "rank").head(', '.sort("rank").head('),
-            Fault("a later rule's reason in place of the first", 'gone = pl.col("reason").is_null() & ~', "gone = ~"),
         ],
         "curation/filtering.py::CheckedTrajectory.of": [
             Fault(
                 "a broken episode taken for a right one", "outcome.correct and not outcome.broken,", "outcome.correct,"
             ),
-            Fault("plans of two databases taken for one", "traits = (database, *turns,", "traits = (*turns,"),
+            Fault("plans of two databases taken for one", "traits = (database, *plan,", "traits = (*plan,"),
         ],
         "curation/filtering.py::fault": [
             Fault(
@@ -421,8 +431,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "curation/difficulty.py::ScoredQuestion.score": [
             Fault(
                 "a question never solved scored by its pass rate",
-                "self.pass_rate if 0 < self.right < self.samples else",
-                "self.pass_rate if self.right < self.samples else",
+                "if 0 < self.right < self.samples:",
+                "if self.right < self.samples:",
             ),
         ],
         "curation/difficulty.py::select_rl_set": [
@@ -433,21 +443,21 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
             Fault(
                 "the bound on the pass rate inclusive",
-                'pl.col("samples") < settings.max_pass',
-                'pl.col("samples") <= settings.max_pass',
+                "pass_rate < settings.max_pass",
+                "pass_rate <= settings.max_pass",
             ),
             Fault(
                 "a question both balanced and explored",
-                'pl.col("right") == 0) & ~pl.col("example_id").is_in(balanced)',
-                'pl.col("right") == 0)',
+                "ranked.filter(IS_NEVER_SOLVED & ~is_balanced)",
+                "ranked.filter(IS_NEVER_SOLVED)",
             ),
             Fault("the best question left out", '"example_id"][: settings.keep]', '"example_id"][1 : settings.keep]'),
         ],
         "curation/difficulty.py::right_histogram": [
             Fault(
                 "a question nearly always solved counted as always solved",
-                "place = min(max(place, 1), group - 1)",
-                "place = max(place, 1)",
+                "n_right = min(max(n_right, 1), group - 1)",
+                "n_right = max(n_right, 1)",
             ),
         ],
         "sql/similarity.py::normalised": [
@@ -483,11 +493,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         ],
         "curation/difficulty.py::difficulty_figures": [
             Fault("a complete group not counted", 'pl.col("samples") >= group)', 'pl.col("samples") > group)'),
-            Fault(
-                "pass@G over all questions",
-                "for samples, right in pairs) / full.height",
-                "for samples, right in pairs) / count",
-            ),
+            Fault("pass@G over all questions", "total_pass_at / full.height", "total_pass_at / count"),
         ],
     },
     "gold_schema": {

@@ -23,8 +23,6 @@ VERSIONS = ("sqltrain", "sqlglot", "openai")
 
 def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
     """Acceptance, reasons, diversity and size of trajectories after `select_demonstrations`, as JSON values."""
-    reasons = selected["reason"].drop_nulls().cast(pl.String).value_counts()
-    most_frequent_first = sorted(reasons.iter_rows(), key=lambda row: (-row[1], row[0]))
     kept = selected.filter(pl.col("reason").is_null())
     turns = kept["turns"].value_counts().sort("turns")
     return {
@@ -33,36 +31,47 @@ def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
             "hardness": _acceptance(selected, "hardness", "hardness", HARDNESS_LEVELS),
             "database": _acceptance(selected, "database", "database"),
         },
-        "left_out": dict(most_frequent_first),
+        "left_out": _left_out(selected),
         "diversity": _diversity(kept, distinct_2),
         "turns": {str(value): count for value, count in turns.iter_rows()},
         "agent_chars": kept["agent_chars"].cast(pl.Int64).sum(),
     }
 
 
+def _left_out(selected: pl.DataFrame) -> dict[str, int]:
+    """Numbers of left-out trajectories by reason, the most frequent first."""
+    reasons = selected["reason"].drop_nulls().cast(pl.String)
+    counts = dict(reasons.value_counts().iter_rows())
+    by_frequency = sorted(counts, key=lambda reason: (-counts[reason], reason))
+    return {reason: counts[reason] for reason in by_frequency}
+
+
 def _acceptance(
     selected: pl.DataFrame, title: str, column: str, order: Sequence[str] | None = None
 ) -> list[dict[str, Any]]:
     """Numbers of trajectories that were made, were right, and are kept, for each value of a column."""
-    counted = selected.group_by(pl.col(column).cast(pl.String)).agg(
-        made=pl.len(), right=pl.col("right").sum(), kept=pl.col("reason").is_null().sum()
-    )
+    by_value = selected.group_by(pl.col(column).cast(pl.String))
+    is_kept = pl.col("reason").is_null()
+    counts = by_value.agg(made=pl.len(), right=pl.col("right").sum(), kept=is_kept.sum())
     rows = {}
-    for value, made, right, kept in counted.iter_rows():
+    for value, made, right, kept in counts.iter_rows():
         rows[value] = {title: value, "made": made, "right": right, "kept": kept}
-    return [rows[value] for value in order or sorted(rows) if value in rows]
+    values = order or sorted(rows)
+    return [rows[value] for value in values if value in rows]
 
 
 def _diversity(kept: pl.DataFrame, distinct_2: float) -> dict[str, float]:
     """Measures of how different the kept trajectories are; {} if there are none."""
     if kept.is_empty():
         return {}
+    n_repetitions = len(kept) - kept["signature"].n_unique()
     shares = kept["plan"].value_counts()["count"] / len(kept)
+    bits = [share * math.log2(1 / share) for share in shares]
     return {
-        "near_duplicates": (len(kept) - kept["signature"].n_unique()) / len(kept),  # share of repetitions
+        "near_duplicates": n_repetitions / len(kept),  # share of repetitions
         "plans": float(kept["plan"].n_unique()),
         "sql_shapes": float(kept["shape"].n_unique()),
-        "plan_entropy": math.fsum(share * math.log2(1 / share) for share in shares),  # bits
+        "plan_entropy": math.fsum(bits),
         "distinct_2": distinct_2,
     }
 
@@ -78,30 +87,34 @@ def card_text(
         spent: answers, tokens and cost of each endpoint, as in `costs.json` of the synthesis.
     """
     source = recipe.data.sft
-    left_out = [{"reason": reason, "trajectories": count} for reason, count in figures["left_out"].items()]
-    diversity = [{"measure": name, "value": f"{value:.4g}"} for name, value in figures["diversity"].items()]
-    leaks = []
-    for kind, count in leakage["any_database"].items():
-        on_same = leakage["same_database"][kind]
-        leaks.append({"kind": kind, "on any database": count, "on the same database": on_same})
-    costs = [{"endpoint": name, **row} for name, row in sorted(spent.items())]
-    versions = [f"{name} {version(name) or 'not installed'}" for name in VERSIONS]
-    parts = [
+    paragraphs = [
         f"# Demonstrations of recipe {recipe.name}",
         f"Questions: {source.kind}, split {source.split}. Licence: {LICENCES.get(source.kind, UNKNOWN)}. "
         "What a hosted teacher says falls under its provider's terms.",
         f"Protocol {recipe.protocol.name}, prompt {recipe.protocol.prompt}, at most {recipe.protocol.max_turns} turns; "
         f"kept when right by `{recipe.execution.equality}` equality and well-formed in every turn. Seed {recipe.seed}.",
-        *(_markdown_table(f"By {name}", rows) for name, rows in figures["acceptance"].items()),
-        _markdown_table("Left out", left_out),
-        _markdown_table("Diversity of what is kept", diversity),
-        _markdown_table(
-            f"Leakage: {leakage['train']} training questions against {leakage['held_out']} held-out ones", leaks
-        ),
-        _markdown_table("What the answers cost, whichever run paid", costs),
-        f"Versions: {', '.join(versions)}.",
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    for name, rows in figures["acceptance"].items():
+        paragraphs.append(_markdown_table(f"By {name}", rows))
+    left_out = [{"reason": reason, "trajectories": count} for reason, count in figures["left_out"].items()]
+    paragraphs.append(_markdown_table("Left out", left_out))
+    diversity = [{"measure": name, "value": f"{value:.4g}"} for name, value in figures["diversity"].items()]
+    paragraphs.append(_markdown_table("Diversity of what is kept", diversity))
+    leaks_title = f"Leakage: {leakage['train']} training questions against {leakage['held_out']} held-out ones"
+    paragraphs.append(_markdown_table(leaks_title, _leak_rows(leakage)))
+    costs = [{"endpoint": name, **row} for name, row in sorted(spent.items())]
+    paragraphs.append(_markdown_table("What the answers cost, whichever run paid", costs))
+    versions = [f"{name} {version(name) or 'not installed'}" for name in VERSIONS]
+    paragraphs.append(f"Versions: {', '.join(versions)}.")
+    return "\n\n".join(filter(None, paragraphs)) + "\n"
+
+
+def _leak_rows(leakage: Mapping[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for kind, count in leakage["any_database"].items():
+        on_same = leakage["same_database"][kind]
+        rows.append({"kind": kind, "on any database": count, "on the same database": on_same})
+    return rows
 
 
 def _markdown_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from pipelines.recipe.config import Difficulty
 
 # Columns of a table with the fields of `ScoredQuestion`. Selection works on it: millions of questions fit into memory.
 COLUMNS = {"example_id": pl.String, "samples": pl.Int64, "right": pl.Int64}
+IS_NEVER_SOLVED = pl.col("right") == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,9 @@ class ScoredQuestion:
     @property
     def score(self) -> float:
         """S(q), SQL-Trail equation 13: the pass rate strictly between 0 and 1, else 1."""
-        return self.pass_rate if 0 < self.right < self.samples else 1.0
+        if 0 < self.right < self.samples:
+            return self.pass_rate
+        return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +68,12 @@ def _each_question(scored: pl.DataFrame) -> Iterator[ScoredQuestion]:
 
 def rank(scored: pl.DataFrame, seed: int) -> pl.DataFrame:
     """The table by ascending S(q), its column `score`, hardest solvable first; the seed decides among equals."""
-    scores = np.fromiter((question.score for question in _each_question(scored)), np.float64, scored.height)
-    tickets = np.fromiter((seeded_rank(id, 0, seed) for id in scored["example_id"]), np.uint64, scored.height)
-    ranked = scored.with_columns(score=pl.Series(scores), ticket=pl.Series(tickets)).sort("score", "ticket")
-    return ranked.drop("ticket")
+    each_score = (question.score for question in _each_question(scored))
+    each_ticket = (seeded_rank(id, 0, seed) for id in scored["example_id"])
+    scores = np.fromiter(each_score, np.float64, scored.height)
+    tickets = np.fromiter(each_ticket, np.uint64, scored.height)
+    with_keys = scored.with_columns(score=pl.Series(scores), ticket=pl.Series(tickets))
+    return with_keys.sort("score", "ticket").drop("ticket")
 
 
 def select_rl_set(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSet:
@@ -81,10 +86,13 @@ def select_rl_set(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSe
     if settings.max_pass is None:
         pool = ranked.filter(pl.col("score") < 1.0)
     else:
-        pool = ranked.filter(pl.col("right") / pl.col("samples") < settings.max_pass)
+        pass_rate = pl.col("right") / pl.col("samples")
+        pool = ranked.filter(pass_rate < settings.max_pass)
     balanced = pool["example_id"][: settings.keep].to_list()
-    never = ranked.filter((pl.col("right") == 0) & ~pl.col("example_id").is_in(balanced))
-    return RlSet(balanced, never["example_id"].head(settings.explore).to_list())
+    is_balanced = pl.col("example_id").is_in(balanced)
+    never_solved = ranked.filter(IS_NEVER_SOLVED & ~is_balanced)
+    explore = never_solved["example_id"].head(settings.explore).to_list()
+    return RlSet(balanced, explore)
 
 
 def select_rl_set_by_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Difficulty, seed: int) -> RlSet:
@@ -92,11 +100,13 @@ def select_rl_set_by_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], set
 
     `explore_parts` has the number of never-solved questions to take from the SFT pool, then from each RL pool in order.
     """
-    balanced = select_rl_set(pools[0], settings.model_copy(update={"explore": 0}), seed).balanced
+    without_exploration = settings.model_copy(update={"explore": 0})
+    balanced = select_rl_set(pools[0], without_exploration, seed).balanced
     explore: list[str] = []
     for scored, count in zip((sft, *pools), settings.explore_parts, strict=False):
-        never = (pl.col("right") == 0) & ~pl.col("example_id").is_in([*balanced, *explore])
-        explore += rank(scored, seed).filter(never)["example_id"].head(count).to_list()
+        is_selected = pl.col("example_id").is_in([*balanced, *explore])
+        never_solved = rank(scored, seed).filter(IS_NEVER_SOLVED & ~is_selected)
+        explore += never_solved["example_id"].head(count).to_list()
     return RlSet(balanced, explore)
 
 
@@ -107,10 +117,11 @@ def right_histogram(scored: Iterable[ScoredQuestion], group: int) -> list[int]:
     """
     bins = [0] * (group + 1)
     for question in scored:
-        place = round(question.pass_rate * group)
-        if 0 < question.right < question.samples and group > 1:
-            place = min(max(place, 1), group - 1)
-        bins[place] += 1
+        n_right = round(question.pass_rate * group)
+        is_mixed = 0 < question.right < question.samples
+        if is_mixed and group > 1:
+            n_right = min(max(n_right, 1), group - 1)
+        bins[n_right] += 1
     return bins
 
 
@@ -119,16 +130,19 @@ def difficulty_figures(scored: pl.DataFrame, group: int) -> dict[str, float]:
     count = scored.height
     if not count:
         return {"questions": 0.0}
+    total_pass_rate = sum(question.pass_rate for question in _each_question(scored))
+    n_without_variance = sum(question.score == 1.0 for question in _each_question(scored))
     full = scored.filter(pl.col("samples") >= group)
     numbers = {
         "questions": float(count),
-        "pass_rate": sum(question.pass_rate for question in _each_question(scored)) / count,
-        "zero_variance_share": sum(question.score == 1.0 for question in _each_question(scored)) / count,
+        "pass_rate": total_pass_rate / count,
+        "zero_variance_share": n_without_variance / count,
         "incomplete_groups": float(count - full.height),
     }
     if full.height:
-        pairs = full.select("samples", "right").iter_rows()
-        numbers[f"pass_at_{group}"] = sum(pass_at_k(samples, right, group) for samples, right in pairs) / full.height
-    for number, size in enumerate(right_histogram(_each_question(scored), group)):
-        numbers[f"right_{number}_of_{group}"] = float(size)
+        samples_and_right = full.select("samples", "right").iter_rows()
+        total_pass_at = sum(pass_at_k(samples, right, group) for samples, right in samples_and_right)
+        numbers[f"pass_at_{group}"] = total_pass_at / full.height
+    for n_right, size in enumerate(right_histogram(_each_question(scored), group)):
+        numbers[f"right_{n_right}_of_{group}"] = float(size)
     return numbers

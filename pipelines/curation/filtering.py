@@ -39,7 +39,10 @@ def broken_rule(outcome: Outcome, rules: Iterable[str]) -> str | None:
     In GRPO this is GRPO-Filter (MTIR-SQL, equation 3). The paper gives neither its filter F nor its threshold: here one
     rule that matches is enough.
     """
-    return next((rule for rule in rules if FILTER_RULES[rule](outcome)), None)
+    for rule in rules:
+        if FILTER_RULES[rule](outcome):
+            return rule
+    return None
 
 
 # Columns of a table of checked trajectories: their fields without the detail.
@@ -82,36 +85,38 @@ class CheckedTrajectory:
         """Check an outcome of a question on that database, also by the recipe's filter rules."""
         assert outcome.hardness is not None, "a selection by level reads it"
         trajectory = outcome.trajectory
-        reason: str | None = None
-        detail = ""
-        found = fault(outcome, settings.well_formed)
-        if found is not None:
-            reason, detail = found
-        else:
-            rule = broken_rule(outcome, settings.drop)
-            if rule is not None:
-                reason = f"rule_{rule}"
-                detail = f"the filter rule {rule} leaves it out"
+        reason, detail = _reason_to_leave_out(outcome, settings)
         # The plan of an episode: each turn's action with the shape of its SQL, without wording and values.
-        turns = tuple(f"{turn.action.kind.value}:{sql_shape(turn.action.content)}" for turn in trajectory.turns)
+        plan = tuple(f"{turn.action.kind.value}:{sql_shape(turn.action.content)}" for turn in trajectory.turns)
         answer = trajectory.final_sql or ""
         # Near-duplicates have the same database, the same plan, and the same answer except for its values.
-        traits = (database, *turns, sql_shape(answer, names=True))
+        traits = (database, *plan, sql_shape(answer, names=True))
         return cls(
-            trajectory.example_id,
-            trajectory.sample,
-            trajectory.policy,
-            database,
-            outcome.hardness,
-            outcome.correct and not outcome.broken,
-            reason,
-            detail,
-            len(trajectory.turns),
-            sum(len(turn.text) for turn in trajectory.turns),
-            plan=_digest_of_parts(turns),
+            example_id=trajectory.example_id,
+            sample=trajectory.sample,
+            policy=trajectory.policy,
+            database=database,
+            hardness=outcome.hardness,
+            right=outcome.correct and not outcome.broken,
+            reason=reason,
+            detail=detail,
+            turns=len(trajectory.turns),
+            agent_chars=sum(len(turn.text) for turn in trajectory.turns),
+            plan=_digest_of_parts(plan),
             shape=_digest_of_parts((sql_shape(answer),)),
             signature=_digest_of_parts(traits),
         )
+
+
+def _reason_to_leave_out(outcome: Outcome, settings: Filter) -> tuple[str | None, str]:
+    """Why an outcome cannot be a demonstration, with the detail; (None, "") if it can."""
+    reason_and_detail = fault(outcome, settings.well_formed)
+    if reason_and_detail is not None:
+        return reason_and_detail
+    rule = broken_rule(outcome, settings.drop)
+    if rule is not None:
+        return f"rule_{rule}", f"the filter rule {rule} leaves it out"
+    return None, ""
 
 
 def _digest_of_parts(parts: Iterable[str]) -> int:
@@ -155,23 +160,48 @@ def select_demonstrations(judged: pl.DataFrame, settings: Filter, seed: int) -> 
     "prioritizing examples with moderate to high difficulty"); within a class the seed decides.
     """
     rows = judged.with_row_index("row").filter(pl.col("reason").is_null())
-    if settings.per_plan is not None:
-        rows = rows.filter(pl.int_range(pl.len()).over("signature") < settings.per_plan)
-    reasons = {"near_duplicate": rows["row"]}
-    if settings.per_example is not None:
-        rows = rows.sort("sample", "row").filter(pl.int_range(pl.len()).over("example_id") < settings.per_example)
-    reasons["over_per_example"] = rows["row"]
-    if settings.keep is not None and len(rows) > settings.keep:
-        samples = zip(rows["example_id"], rows["sample"], strict=True)
-        ranks = np.fromiter((seeded_rank(id, sample, seed) for id, sample in samples), np.uint64, len(rows))
-        late = ~rows["hardness"].cast(pl.String).is_in(list(settings.priority))
-        rows = rows.with_columns(late=late, rank=pl.Series(ranks)).sort("late", "rank").head(settings.keep)
-    reasons["over_keep"] = rows["row"]
-    reason = judged["reason"].cast(pl.String).to_frame().with_row_index("row")
-    for name, left in reasons.items():  # the reason of an earlier rule stays
-        gone = pl.col("reason").is_null() & ~pl.col("row").is_in(left.implode())
-        reason = reason.with_columns(reason=pl.when(gone).then(pl.lit(name)).otherwise("reason"))
-    return judged.with_columns(reason=reason["reason"].cast(pl.Categorical))
+    rows_within = {}  # reason -> the rows within its bound
+    rows = _first_of_each_plan(rows, settings)
+    rows_within["near_duplicate"] = rows["row"]
+    rows = _first_of_each_question(rows, settings)
+    rows_within["over_per_example"] = rows["row"]
+    rows = _first_in_all(rows, settings, seed)
+    rows_within["over_keep"] = rows["row"]
+    reasons = judged["reason"].cast(pl.String).to_frame().with_row_index("row")
+    for name, numbers in rows_within.items():
+        is_open = pl.col("reason").is_null()  # the reason of an earlier rule stays
+        is_within = pl.col("row").is_in(numbers.implode())
+        reason = pl.when(is_open & ~is_within).then(pl.lit(name)).otherwise("reason")
+        reasons = reasons.with_columns(reason=reason)
+    return judged.with_columns(reason=reasons["reason"].cast(pl.Categorical))
+
+
+def _first_of_each_plan(rows: pl.DataFrame, settings: Filter) -> pl.DataFrame:
+    """The first `per_plan` near-duplicates of one another."""
+    if settings.per_plan is None:
+        return rows
+    number_in_plan = pl.int_range(pl.len()).over("signature")
+    return rows.filter(number_in_plan < settings.per_plan)
+
+
+def _first_of_each_question(rows: pl.DataFrame, settings: Filter) -> pl.DataFrame:
+    """The first `per_example` samples of a question."""
+    if settings.per_example is None:
+        return rows
+    ordered = rows.sort("sample", "row")
+    number_in_question = pl.int_range(pl.len()).over("example_id")
+    return ordered.filter(number_in_question < settings.per_example)
+
+
+def _first_in_all(rows: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFrame:
+    """The first `keep` rows: questions of the `priority` levels, then the others; the seed decides among equals."""
+    if settings.keep is None or len(rows) <= settings.keep:
+        return rows
+    samples = zip(rows["example_id"], rows["sample"], strict=True)
+    ranks = np.fromiter((seeded_rank(id, sample, seed) for id, sample in samples), np.uint64, len(rows))
+    is_late = ~rows["hardness"].cast(pl.String).is_in(list(settings.priority))
+    ranked = rows.with_columns(late=is_late, rank=pl.Series(ranks))
+    return ranked.sort("late", "rank").head(settings.keep)
 
 
 def detail(reason: str, observed: str, settings: Filter) -> str:
@@ -186,4 +216,5 @@ def detail(reason: str, observed: str, settings: Filter) -> str:
 
 def seeded_rank(example_id: str, sample: int, seed: int) -> int:
     """A sort key that puts trajectories into an order that only the seed and their names decide."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{example_id}/{sample}".encode()).digest()[:8], "big")
+    digest = hashlib.sha256(f"{seed}/{example_id}/{sample}".encode()).digest()
+    return int.from_bytes(digest[:8], "big")

@@ -36,8 +36,10 @@ class SchemaConsensus:
 
     def record(self) -> dict[str, Any]:
         """JSON values with sorted lists, for a dataset."""
-        views = {name: None if view is None else _as_lists(view) for name, view in self.views.items()}
-        accepted = {"tables": [], "columns": []} if self.items is None else _as_lists(self.items)
+        views: dict[str, dict[str, list[Any]] | None] = {}
+        for name, view in self.views.items():
+            views[name] = _as_lists(view) if view is not None else None
+        accepted = _as_lists(self.items or SchemaItems(frozenset(), frozenset()))
         return {
             "example_id": self.example_id,
             "accepted": self.items is not None,
@@ -49,7 +51,8 @@ class SchemaConsensus:
 
 
 def _as_lists(items: SchemaItems) -> dict[str, list[Any]]:
-    return {"tables": sorted(items.tables), "columns": [list(pair) for pair in sorted(items.columns)]}
+    columns = [[table, column] for table, column in sorted(items.columns)]
+    return {"tables": sorted(items.tables), "columns": columns}
 
 
 def static_extractors(schemas: Callable[[Database], Schema]) -> dict[str, Extractor]:
@@ -57,11 +60,14 @@ def static_extractors(schemas: Callable[[Database], Schema]) -> dict[str, Extrac
     from pipelines.sql import analyst
 
     def scope(example: Example) -> SchemaItems | None:
-        query = (example.gold_sql, schemas(example.database), analyst.reading(example.database))
-        return analyst.schema_items([query])[0]
+        schema = schemas(example.database)
+        engine = analyst.reading(example.database)
+        (items,) = analyst.schema_items([(example.gold_sql, schema, engine)])
+        return items
 
     def authorizer(example: Example) -> SchemaItems | None:
-        return analyst.prepared_items([(example.database, example.gold_sql)])[0]
+        (items,) = analyst.prepared_items([(example.database, example.gold_sql)])
+        return items
 
     return {"scope": scope, "authorizer": authorizer}
 
@@ -73,25 +79,28 @@ def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> Schem
         if view is not None:
             groups.setdefault(view, []).append(name)
     best = max(groups, key=lambda items: len(groups[items]), default=None)
-    accepted = best if best is not None and len(groups[best]) >= QUORUM else None
+    accepted: SchemaItems | None = None
+    agree: list[str] = []
+    if best is not None and len(groups[best]) >= QUORUM:
+        accepted = best
+        agree = groups[best]
     reasons: list[str] = []
     for name, view in views.items():
         if view is None:
             reasons.append(f"{name} could not read it")
         elif best is not None and view != best:
             reasons.append(f"{name} {_differences(view, best)}")
-    agree = tuple(groups[accepted]) if accepted is not None else ()
-    return SchemaConsensus(example_id, accepted, dict(views), agree, "; ".join(reasons))
+    return SchemaConsensus(example_id, accepted, dict(views), tuple(agree), "; ".join(reasons))
 
 
 def _differences(view: SchemaItems, best: SchemaItems) -> str:
     """The differences of a view from the one that most extractors share, in words."""
     differences = []
-    for word, one, other in (("adds", view, best), ("lacks", best, view)):
-        columns = sorted(f"{table}.{column}" for table, column in one.columns - other.columns)
-        names = sorted(one.tables - other.tables) + columns
+    for verb, larger, smaller in (("adds", view, best), ("lacks", best, view)):
+        names = sorted(larger.tables - smaller.tables)
+        names += sorted(f"{table}.{column}" for table, column in larger.columns - smaller.columns)
         if names:
-            differences.append(f"{word} {', '.join(names)}")
+            differences.append(f"{verb} {', '.join(names)}")
     return " and ".join(differences)
 
 
@@ -103,6 +112,7 @@ def gold_schemas(folder: Path | None) -> dict[str, SchemaItems] | None:
     for texts in frames.read(folder / frames.DATA).iter_rows(named=True):
         row = {name: json.loads(text) for name, text in texts.items()}
         if row["accepted"]:
+            tables = frozenset(row["tables"])
             columns = frozenset((table, column) for table, column in row["columns"])
-            schemas[row["example_id"]] = SchemaItems(frozenset(row["tables"]), columns)
+            schemas[row["example_id"]] = SchemaItems(tables, columns)
     return schemas

@@ -34,9 +34,17 @@ TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (
 
 def database_names(held_out: Iterable[Example]) -> Callable[[Database], str]:
     """A database's name among the held-out questions, else its own: databases of one name or location are the same."""
-    homes = {example.database.location: example.database.id for example in held_out}
-    names = {identity(location): name for location, name in homes.items() if location}
-    return functools.cache(lambda database: names.get(identity(database.location), database.id))
+    ids_by_location = {example.database.location: example.database.id for example in held_out}
+    names = {}
+    for location, id in ids_by_location.items():
+        if location:
+            names[identity(location)] = id
+
+    @functools.cache
+    def name_of(database: Database) -> str:
+        return names.get(identity(database.location), database.id)
+
+    return name_of
 
 
 def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Leak]:
@@ -46,7 +54,7 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
     alone: elsewhere `SELECT count(*) FROM t` is a common phrase.
     """
     name_of = database_names(held_out)
-    asked = {name_of(example.database) for example in held_out}
+    held_out_databases = {name_of(example.database) for example in held_out}
     tests = []
     for kind, key_of in TESTS:
         index: dict[Any, list[Example]] = {}
@@ -57,18 +65,26 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
         database = name_of(example.database)
         elsewhere: Leak | None = None
         for kind, key_of, index in tests:
-            if kind == "sql" and database not in asked:
+            if kind == "sql" and database not in held_out_databases:
                 continue  # its shape, which takes the longest to find, could match none
-            others = index.get(key_of(example), [])
-            here = next((other for other in others if name_of(other.database) == database), None)
-            if here is not None:
-                yield Leak(kind, example.id, here.id, example.question, True)
+            repeated = index.get(key_of(example), [])
+            on_same = _first_on(database, repeated, name_of)
+            if on_same is not None:
+                yield Leak(kind, example.id, on_same.id, example.question, True)
                 break
-            if others and kind != "sql":
-                elsewhere = elsewhere or Leak(kind, example.id, others[0].id, example.question, False)
+            if repeated and kind != "sql" and elsewhere is None:
+                elsewhere = Leak(kind, example.id, repeated[0].id, example.question, False)
         else:
             if elsewhere is not None:
                 yield elsewhere
+
+
+def _first_on(database: str, examples: Sequence[Example], name_of: Callable[[Database], str]) -> Example | None:
+    """The first of these examples that is about a database."""
+    for example in examples:
+        if name_of(example.database) == database:
+            return example
+    return None
 
 
 def leakage_report(train: Iterable[Example], held_out: Sequence[Example]) -> dict[str, Any]:
