@@ -43,11 +43,11 @@ class ReviewFiles:
     @classmethod
     def of(cls, out: Path) -> ReviewFiles:
         """The files of a review that writes `out`."""
+        if not out.parent.is_dir():
+            raise DataError(f"no such folder: {out.parent}", "Pass --out FILE.jsonl.")
         stem = out.name.removesuffix(".jsonl").removesuffix(".reviewed")
         rejected = out.with_name(f"{stem}.rejected.jsonl")
         decisions = out.with_name(f"{stem}.decisions.jsonl")
-        if not out.parent.is_dir():
-            raise DataError(f"no such folder: {out.parent}", "Pass --out FILE.jsonl.")
         if not decisions.exists():
             for path in (out, rejected):
                 if path.exists():
@@ -98,7 +98,9 @@ class Review:
 
     def choice(self, key: str) -> Choice:
         """The choice of the last decision on a question."""
-        return self.decisions[key].choice if key in self.decisions else "open"
+        if key not in self.decisions:
+            return "open"
+        return self.decisions[key].choice
 
     def counts(self) -> dict[str, int]:
         """The number of questions by choice; "open" ones are undecided."""
@@ -107,7 +109,8 @@ class Review:
 
     def keep(self, decision: Decision) -> None:
         """Append a decision durably."""
-        append_durably(self.files.decisions, json.dumps(to_dict(decision), ensure_ascii=True))
+        line = json.dumps(to_dict(decision), ensure_ascii=True)
+        append_durably(self.files.decisions, line)
         self._note(decision)
 
     def _note(self, decision: Decision) -> None:
@@ -137,14 +140,18 @@ class Review:
 
     def _question_row(self, item: Item, decision: Decision) -> dict[str, Any]:
         """The line of an accepted or mended question of one's own."""
-        address = {} if self._address is None else {"database": self._address}
+        id = item.example.id
+        address = {"database": self._address} if self._address is not None else {}
         if decision.choice == "accepted":
-            return {**item.row, "id": item.example.id, **address, "review": {"choice": decision.choice}}
-        # The level belongs to the old SQL, so it is left out.
-        row = {name: value for name, value in item.row.items() if name not in (*SQL, "hardness")}
+            review: dict[str, Any] = {"choice": decision.choice}
+            return {**item.row, "id": id, **address, "review": review}
+        row = dict(item.row)
+        for name in (*SQL, "hardness"):  # the level belongs to the old SQL
+            row.pop(name, None)
         texts = _right_texts(item, decision)
-        review = {"choice": decision.choice, "reason": decision.reason, "was": _replaced_texts(item, texts)}
-        return {**row, "id": item.example.id, **texts, "review": review, **address}
+        replaced = _replaced_texts(item, texts)
+        review = {"choice": decision.choice, "reason": decision.reason, "was": replaced}
+        return {**row, "id": id, **texts, "review": review, **address}
 
     def close(self) -> None:
         """Let another review write the files."""
@@ -175,9 +182,14 @@ def _correction(item: Item, decision: Decision) -> dict[str, str]:
     """An entry of a file of corrections: the SQL, and the other texts that changed."""
     texts = _right_texts(item, decision)
     replaced = _replaced_texts(item, texts)
-    changed = {name: text for name, text in texts.items() if name == "sql" or name in replaced}
-    return {"id": item.example.id, **changed, "reason": decision.reason}
+    correction = {"id": item.example.id}
+    for name, text in texts.items():
+        if name == "sql" or name in replaced:
+            correction[name] = text
+    correction["reason"] = decision.reason
+    return correction
 
 
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    write_atomic(path, "".join(lines))

@@ -65,10 +65,11 @@ def item_of(
     votes: tuple[BlindAnswer, ...] = (),
 ) -> Item:
     """An item with a key of its own; `seen` counts the items of each digest so far."""
-    texts = [address, example.question, example.gold_sql, example.evidence]
-    key = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
-    seen[key] += 1
-    return Item(key if seen[key] == 1 else f"{key}-{seen[key]}", example, row or {}, votes)
+    texts = json.dumps([address, example.question, example.gold_sql, example.evidence])
+    digest = hashlib.sha256(texts.encode()).hexdigest()[:16]
+    seen[digest] += 1
+    key = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+    return Item(key, example, row or {}, votes)
 
 
 def read_file(path: Path, database: str | None) -> tuple[list[Item], list[OpenableDatabase]]:
@@ -87,10 +88,8 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
         try:
             name = database or text_field(row, *DATABASE)
             if name not in databases:
-                # A line's file is relative to the file of the questions.
-                file = path.parent / Path(name).expanduser()
-                is_file = database is None and "://" not in name and file.is_file()
-                databases[name] = named.find(str(file) if is_file else name)
+                text = _beside(path, name) if database is None else name
+                databases[name] = named.find(text)
             sql = text_field(row, *SQL, required=False)
             evidence = text_field(row, "evidence", required=False)
             question = text_field(row, "question")
@@ -99,13 +98,22 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
         except DataError as error:
             raise DataError(f"{path}, line {line}: {error.message}", error.hint) from None
         example_id = str(row.get("id") or f"{path.stem}_{number}")
-        example = Example(example_id, question, databases[name].database, sql, evidence, source="review")
+        openable = databases[name]
+        example = Example(example_id, question, openable.database, sql, evidence, source="review")
         votes, doubts = _read_votes(row.get("votes"))
-        item = item_of(example, databases[name].address, seen, row, tuple(votes))
+        item = item_of(example, openable.address, seen, row, tuple(votes))
         items.append(dataclasses.replace(item, doubts=tuple(doubts)))
     if not items:
         raise DataError(f"{path} holds no questions", HINT)
     return items, list(databases.values())
+
+
+def _beside(path: Path, name: str) -> str:
+    """A line's database: a file is relative to the file of the questions."""
+    if "://" in name:
+        return name
+    file = path.parent / Path(name).expanduser()
+    return str(file) if file.is_file() else name
 
 
 def _read_votes(value: Any) -> tuple[list[BlindAnswer], list[str]]:
@@ -141,23 +149,33 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
     for number, source in enumerate(sources):
         if source in sources[:number]:
             continue
-        for example in base.resolve_locations(base.read(source, recipe.seed, folder).examples, folder):
-            # Two sources may give one id to two questions, so the texts count too, as they were before any correction.
-            published = example.annotations.corrected or {}
-            texts = {"question": example.question, "sql": example.gold_sql, **published}
-            path = os.path.realpath(example.database.location)
-            distinct[example.id, texts["question"], texts["sql"], path] = example
+        examples = base.read(source, recipe.seed, folder).examples
+        for example in base.resolve_locations(examples, folder):
+            distinct[_identity(example)] = example
     seen: Counter[str] = Counter()
     return [item_of(example, example.database.id, seen) for example in distinct.values()]
+
+
+def _identity(example: Example) -> tuple[str, ...]:
+    """What makes a published question: two sources may give one id to two questions, so its texts count too.
+
+    They count as they were before any correction.
+    """
+    published = example.annotations.corrected or {}
+    texts = {"question": example.question, "sql": example.gold_sql, **published}
+    path = os.path.realpath(example.database.location)
+    return example.id, texts["question"], texts["sql"], path
 
 
 def with_doubts(items: Sequence[Item], sql: SqlEngine) -> list[Item]:
     """The items with the doubts about their SQL added to those that they have."""
     with_sql = [item for item in items if item.example.gold_sql]
+    examples = [item.example for item in with_sql]
     doubts: dict[str, list[str]] = {}
-    for finding in health.examine_gold([item.example for item in with_sql], sql):
+    for finding in health.examine_gold(examples, sql):
         key = with_sql[finding.place].key
-        doubts.setdefault(key, []).append(f"{finding.reason.replace('_', ' ')}: {finding.detail}")
+        reason = finding.reason.replace("_", " ")
+        doubts.setdefault(key, []).append(f"{reason}: {finding.detail}")
     items_with_doubts = []
     for item in items:
         all_doubts = (*item.doubts, *doubts.get(item.key, ()))
@@ -173,12 +191,13 @@ def corrected(items: Iterable[Item]) -> dict[str, dict[str, str]]:
     entries = {}
     ids: Counter[str] = Counter()
     for item in items:
-        example = item.example
-        published = example.annotations.corrected
-        ids[example.id] += bool(item.doubts or published is not None)
+        id = item.example.id
+        published = item.example.annotations.corrected
+        if item.doubts or published is not None:
+            ids[id] += 1
         if published:
             texts = {name: text for name, text in item.texts.items() if name == "sql" or name in published}
-            entries[example.id] = {"id": example.id, **texts, "reason": published["reason"]}
+            entries[id] = {"id": id, **texts, "reason": published["reason"]}
     ambiguous = [id for id, count in ids.items() if count > 1]
     if ambiguous:
         raise DataError(

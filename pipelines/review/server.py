@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import uvicorn
 from starlette.applications import Starlette
@@ -44,13 +44,13 @@ class ReviewApp:
         """The application; when it ends, the files are written."""
         access = Access({"reviewer": self.token})
         routes = [
+            Route("/", lambda _: page(PAGE)),
             Route("/v1/review", guarded(access, self._state)),
             Route("/v1/item", guarded(access, self._item)),
             Route("/v1/run", guarded(access, self._run), methods=["POST"]),
             Route("/v1/decide", guarded(access, self._decide), methods=["POST"]),
             Route("/v1/write", guarded(access, self._write), methods=["POST"]),
         ]
-        routes.append(Route("/", lambda _: page(PAGE)))
         return Starlette(routes=routes, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
@@ -85,7 +85,9 @@ class ReviewApp:
         if decision is not None and decision.choice == "mended":
             texts = {name: getattr(decision, name) for name in item.texts}
         about = [f"database {item.example.database.id}"]
-        about += [f"{name} {item.row[name]}" for name in SHOWN_FIELDS if isinstance(item.row.get(name), str)]
+        for name in SHOWN_FIELDS:
+            if isinstance(item.row.get(name), str):
+                about.append(f"{name} {item.row[name]}")
         content = {
             "key": item.key,
             "id": item.example.id,
@@ -111,15 +113,8 @@ class ReviewApp:
     async def _decide(self, request: Request, user: str) -> Response:
         body = await body_of(request)
         item = self.review.item(body.get("key"))
-        if body.get("choice") not in get_args(Choice):
-            raise DataError("a choice is one of " + ", ".join(get_args(Choice)))
-        choice: Choice = body["choice"]
-        texts = {}
-        for name in (*item.texts, "reason"):
-            text = body.get(name) or ""
-            if not isinstance(text, str) or not is_valid_unicode(text) or len(text) > TEXT_CHARS:
-                raise DataError(f"{name} is not text, or too long")
-            texts[name] = text.strip()
+        choice = _choice_of(body)
+        texts = _texts_of(body, (*item.texts, "reason"))
         if choice in ("accepted", "mended"):
             choice = "accepted" if _is_unchanged(item, texts) else "mended"
             if not texts["question"] or not texts["sql"]:
@@ -129,17 +124,41 @@ class ReviewApp:
             raise DataError("not kept", "Say why: the reason is kept.")
         if choice in ("accepted", "mended"):
             sql = item.example.gold_sql if choice == "accepted" else texts["sql"]
-            result = await while_connected(request, self.sql.execute(item.example.database, sql, 1))
-            if not result.ok:
-                raise Denied(400, f"not kept: {result_event(sql, result)['message']}")
+            await self._require_result(request, item, sql)
         if choice != "mended":
             texts |= dict.fromkeys(item.texts, "")
         decision = Decision(item.key, item.example.id, choice, utc_time(), **texts)
         self.review.keep(decision)
         return JSONResponse({"choice": choice, "counts": self.review.counts()})
 
+    async def _require_result(self, request: Request, item: Item, sql: str) -> None:
+        """Refuse a SQL that does not run."""
+        result = await while_connected(request, self.sql.execute(item.example.database, sql, 1))
+        if not result.ok:
+            message = result_event(sql, result)["message"]
+            raise Denied(400, f"not kept: {message}")
+
     async def _write(self, request: Request, user: str) -> Response:
         return JSONResponse({"counts": self.review.write()})
+
+
+def _choice_of(body: Mapping[str, Any]) -> Choice:
+    """The choice that a request names."""
+    if body.get("choice") not in get_args(Choice):
+        raise DataError("a choice is one of " + ", ".join(get_args(Choice)))
+    choice: Choice = body["choice"]
+    return choice
+
+
+def _texts_of(body: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """The texts of a request by name; "" for one that it lacks."""
+    texts = {}
+    for name in names:
+        text = body.get(name) or ""
+        if not isinstance(text, str) or not is_valid_unicode(text) or len(text) > TEXT_CHARS:
+            raise DataError(f"{name} is not text, or too long")
+        texts[name] = text.strip()
+    return texts
 
 
 def _is_unchanged(item: Item, texts: Mapping[str, str]) -> bool:
@@ -164,8 +183,10 @@ def serve(review: Review, sql: SqlEngine, listener: socket.socket, say: Callable
     """Serve a review until stopped."""
     review_app = ReviewApp(review, sql, say)
     n_doubted = sum(item.is_doubted for item in review.items.values())
-    say(f"{len(review.items):,} questions, {n_doubted:,} of them doubted, {review.counts()['open']:,} to decide")
-    say(f"open http://{HOST}:{listener.getsockname()[1]}/#{review_app.token} (stop with Ctrl-C)")
+    n_open = review.counts()["open"]
+    say(f"{len(review.items):,} questions, {n_doubted:,} of them doubted, {n_open:,} to decide")
+    port = listener.getsockname()[1]
+    say(f"open http://{HOST}:{port}/#{review_app.token} (stop with Ctrl-C)")
     config = uvicorn.Config(review_app.app(), log_level="warning", timeout_graceful_shutdown=2)
     with contextlib.suppress(KeyboardInterrupt):  # the way to end it
         uvicorn.Server(config).run(sockets=[listener])
