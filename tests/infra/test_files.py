@@ -50,6 +50,15 @@ def test_deployments_have_names_of_their_own_and_hold_no_lease():
     assert len(set(names)) == len(names)
 
 
+def test_no_deployment_makes_a_schedule_active_that_a_person_paused():
+    """Prefect finds a schedule again by its slug, and leaves `active` alone if the file does not say it."""
+    schedules = [schedule for one in load("prefect.yaml")["deployments"] for schedule in one.get("schedules", [])]
+    assert schedules
+    assert [(bool(schedule.get("slug")), "active" in schedule) for schedule in schedules] == [
+        (True, False) for _ in schedules
+    ]
+
+
 def test_the_page_makes_every_pool_and_names_every_file_and_deployment():
     page = (INFRA / "README.md").read_text(encoding="utf-8")
     for deployment in load("prefect.yaml")["deployments"]:
