@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -81,14 +81,17 @@ class SqlAnalysis(Generic[Query, Answer]):
     def __call__(self, queries: Sequence[Query]) -> list[Answer]:
         requests: list[tuple[Any, ...]] = []
         for query in queries:
-            arguments = query if isinstance(query, tuple) else (query,)
-            requests.append((self.function, *arguments))
+            if isinstance(query, tuple):
+                requests.append((self.function, *query))
+            else:
+                requests.append((self.function, query))
         answers = []
         for result in _engine().analyse_many(requests):
-            if result.ok:
-                answers.append(_decode(json.loads(str(result.rows[0][0])), self.form))
-            else:
+            if not result.ok:
                 answers.append(self.unread)
+                continue
+            text = str(result.rows[0][0])
+            answers.append(_decode(json.loads(text), self.form))
         return answers
 
 
@@ -140,19 +143,29 @@ def _decode(value: Any, form: Any) -> Any:
     kind = get_origin(form) or form
     arguments = get_args(form)
     if kind in (UnionType, Union):
-        return None if value is None else _decode(value, arguments[0])
+        if value is None:
+            return None
+        return _decode(value, arguments[0])
     if kind is Literal:
         return arguments[arguments.index(value)]
     if dataclasses.is_dataclass(kind):
         types = _fields(form)
-        return form(**{name: _decode(item, types[name]) for name, item in value.items()})
+        fields = {name: _decode(item, types[name]) for name, item in value.items()}
+        return form(**fields)
     if kind is tuple and arguments[1:] != (...,):
-        return tuple(_decode(item, item_form) for item, item_form in zip(value, arguments, strict=True))
+        return tuple(_decode_each(value, arguments))
     if arguments:
         return kind(_decode(item, arguments[0]) for item in value)
-    if issubclass(kind, tuple):
-        return kind(*map(_decode, value, _fields(form).values()))
+    if issubclass(kind, tuple):  # a named tuple
+        types_of_fields = _fields(form).values()
+        return kind(*map(_decode, value, types_of_fields))
     return kind(value)
+
+
+def _decode_each(values: Sequence[Any], forms: Sequence[Any]) -> Iterator[Any]:
+    """The values of a tuple whose items have a type each."""
+    for value, form in zip(values, forms, strict=True):
+        yield _decode(value, form)
 
 
 _lock = threading.Lock()
@@ -162,9 +175,11 @@ _started: list[tuple[int, SqlEngine]] = []  # (process id, its pool): at most on
 def _engine() -> SqlEngine:
     """This process's pool; a forked child has one of its own."""
     with _lock:
-        if not _started or _started[0][0] != os.getpid():
-            _started[:] = [(os.getpid(), SqlEngine(LIMITS, WORKERS))]
-        return _started[0][1]
+        process = os.getpid()
+        if not _started or _started[0][0] != process:
+            _started[:] = [(process, SqlEngine(LIMITS, WORKERS))]
+        _, engine = _started[0]
+        return engine
 
 
 def prove(pair: Pair, sql: SqlEngine) -> tuple[float | None, str]:
@@ -179,12 +194,16 @@ def prove(pair: Pair, sql: SqlEngine) -> tuple[float | None, str]:
     predicted = pair.predicted_sql or ""
     statements = {str(name): str(text) for name, text in ddl.rows}
     never_null = [(str(table), str(column)) for table, column in required.rows]
-    ((is_same, extremes, scripts),) = proof_plan([(gold, predicted, introspect(database), statements, never_null)])
+    schema = introspect(database)
+    (plan,) = proof_plan([(gold, predicted, schema, statements, never_null)])
+    is_same, extremes, scripts = plan
     generated = Database(database.id, "sqlite_stateful", os.devnull)
     for script in scripts:
         if _is_refuted_on(generated, script, gold, [predicted, *extremes], sql):
             return 0.0, script
-    return (1.0 if is_same else None), ""
+    if is_same:
+        return 1.0, ""
+    return None, ""
 
 
 def _is_refuted_on(database: Database, script: str, gold: str, others: Sequence[str], sql: SqlEngine) -> bool:
@@ -195,6 +214,7 @@ def _is_refuted_on(database: Database, script: str, gold: str, others: Sequence[
     expected, *results = sql.execute_many(jobs)
     if not expected.ok or not all(result.ok for result in results):
         return False
-    facts = Gold(ordered=is_ordered(gold))
-    scores = [EQUALITIES["strict"].compare(expected, result, facts) for result in results]
+    strict = EQUALITIES["strict"]
+    gold_query = Gold(ordered=is_ordered(gold))
+    scores = [strict.compare(expected, result, gold_query) for result in results]
     return scores == [0.0, 1.0, 1.0]

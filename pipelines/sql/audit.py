@@ -56,13 +56,19 @@ def append(path: Path, rows: Sequence[Mapping[str, Any]], max_bytes: int = MAX_B
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size >= max_bytes:
-            names = [path]
-            for number in range(1, MAX_OLD_FILES + 1):
-                names.append(path.with_name(f"{path.name}.{number}"))
-            for newer, older in reversed(list(itertools.pairwise(names))):
-                if newer.exists():
-                    os.replace(newer, older)
+            _rotate(path)
         with path.open("ab", buffering=0) as file:
             file.write("".join(lines).encode())
     except OSError as error:
         raise ResourceError(f"the audit log {path} cannot be written: {error.strerror}") from None
+
+
+def _rotate(path: Path) -> None:
+    """Number a full file and its predecessors anew; the oldest is overwritten."""
+    names = [path]
+    for number in range(1, MAX_OLD_FILES + 1):
+        names.append(path.with_name(f"{path.name}.{number}"))
+    renames = list(itertools.pairwise(names))
+    for newer, older in reversed(renames):
+        if newer.exists():
+            os.replace(newer, older)

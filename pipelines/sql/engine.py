@@ -160,12 +160,12 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
 
     def execute_many(self, jobs: Sequence[tuple[Database, str]], max_rows: int | None = None) -> list[ExecutionResult]:
         """Run statements and return their results in the same order. Blocks."""
-        executions = [self._execution(database, sql, max_rows) for database, sql in jobs]
         databases = [database for database, _ in jobs]
+        executions = [self._execution(database, sql, max_rows) for database, sql in jobs]
         engines = [database.engine for database in databases]
         replies = self._run(list(zip(engines, executions, strict=True)))
         self._log(zip(databases, executions, replies, strict=True))
-        return [_execution_result(reply) for reply in replies]
+        return list(map(_execution_result, replies))
 
     async def execute(self, database: Database, sql: str, max_rows: int | None = None) -> ExecutionResult:
         """Run one statement; calls of one event-loop tick share a batch."""
@@ -185,8 +185,9 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
 
     def analyse_many(self, requests: Sequence[tuple[Any, ...]]) -> list[ExecutionResult]:
         """Read SQL text without running it, for `pipelines/sql/analyst.py`. Blocks."""
-        jobs = [(ANALYSIS, ("execute", ("",), request, 1)) for request in requests]
-        return [_execution_result(reply) for reply in self._run(jobs)]
+        no_locations = ("",)
+        jobs = [(ANALYSIS, ("execute", no_locations, request, 1)) for request in requests]
+        return list(map(_execution_result, self._run(jobs)))
 
     def verdicts(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
         """Decide on pairs under each equality and return the verdicts in the same order. Blocks.
@@ -195,41 +196,46 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         """
         if any(pair.more for pair in pairs):
             return self._verdicts_of_several_golds(pairs, equalities)
-        number_of: dict[Pair, int] = {}
-        numbers = [number_of.setdefault(pair, len(number_of)) for pair in pairs]
-        unique = list(number_of)
+        unique = list(dict.fromkeys(pairs))
         jobs = self._verdict_jobs(unique, equalities)
         replies = self._run(jobs)
-        self._log((pair.database, job, reply) for pair, (_, job), reply in zip(unique, jobs, replies, strict=True))
-        verdicts = [_verdict(reply, equalities) for reply in replies]
-        for number, pair in enumerate(unique):
-            verdict = verdicts[number]
+        databases = [pair.database for pair in unique]
+        bare_jobs = [job for _, job in jobs]
+        self._log(zip(databases, bare_jobs, replies, strict=True))
+        verdict_of: dict[Pair, Verdict] = {}
+        for pair, job, reply in zip(unique, jobs, replies, strict=True):
+            verdict = _verdict(reply, equalities)
             if self._is_starved(pair, verdict):  # all others are done: it is asked again alone
-                (reply,) = self._run([jobs[number]])
-                verdict = self._settled(pair, _verdict(reply, equalities))
-            verdicts[number] = self._proved(pair, verdict)
-        return [verdicts[number] for number in numbers]
+                (second_reply,) = self._run([job])
+                verdict = self._settled(pair, _verdict(second_reply, equalities))
+            verdict_of[pair] = self._proved(pair, verdict)
+        return [verdict_of[pair] for pair in pairs]
 
     def _verdicts_of_several_golds(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
-        single = [one for pair in pairs for one in pair.with_single_gold()]
-        decided = iter(self.verdicts(single, equalities))
+        single_pairs: list[Pair] = []
+        for pair in pairs:
+            single_pairs += pair.with_single_gold()
+        decided = iter(self.verdicts(single_pairs, equalities))
         best = []
         for pair in pairs:
             n_golds = 1 + len(pair.more)
-            best.append(_best(list(itertools.islice(decided, n_golds))))
+            verdicts = list(itertools.islice(decided, n_golds))
+            best.append(_best(verdicts))
         return best
 
     async def decide(self, pair: Pair, equalities: Sequence[str]) -> Verdict:
         """Decide on one pair; calls of one event-loop tick share a batch."""
         if pair.more:
-            decisions = [self.decide(one, equalities) for one in pair.with_single_gold()]
+            decisions = [self.decide(single, equalities) for single in pair.with_single_gold()]
             return _best(await asyncio.gather(*decisions))
         ((engine, job),) = self._verdict_jobs([pair], equalities)
-        reply = await self._ask(engine, job)[1]
+        _, pending_reply = self._ask(engine, job)
+        reply = await pending_reply
         self._log([(pair.database, job, reply)])
         verdict = _verdict(reply, equalities)
         if self._is_starved(pair, verdict):
-            verdict = self._settled(pair, _verdict(await self._ask(engine, job)[1], equalities))
+            _, pending_reply = self._ask(engine, job)
+            verdict = self._settled(pair, _verdict(await pending_reply, equalities))
         if any(EQUALITIES[name].proof for name in equalities):
             return await asyncio.to_thread(self._proved, pair, verdict)
         return verdict
@@ -242,10 +248,12 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             proof = EQUALITIES[name].proof
             if not proof:
                 continue
-            score, script = pkgutil.resolve_name(proof)(pair, self)
+            prove = pkgutil.resolve_name(proof)
+            score, script = prove(pair, self)
             verdict = replace(verdict, counterexample=script)
             if score is not None:
-                verdict = replace(verdict, scores={**verdict.scores, name: score})
+                scores = {**verdict.scores, name: score}
+                verdict = replace(verdict, scores=scores)
         return verdict
 
     def _is_starved(self, pair: Pair, verdict: Verdict) -> bool:
@@ -278,20 +286,14 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             return
         entries = []
         for database, job, reply in answered:
-            if job[0] == "verdict":
-                _, _, gold_sql, predicted_sql, *_ = job
-                _, gold_end, predicted_end = reply
-                statements = [("gold", gold_sql, gold_end), ("prediction", predicted_sql, predicted_end)]
-            else:
-                status, _, rows, _, _, error_class, ms, _ = reply
-                statements = [("query", job[2], (status, error_class, len(rows), ms))]
-            for role, sql, end in statements:
+            for role, sql, end in _statements_of(job, reply):
                 if end is None:  # there is no prediction
                     continue
                 status, error_class, n_rows, ms = end
-                if ms is not None:  # a cached result has no time
-                    entry = AuditEntry(database.id, database.engine, role, sql, ms, n_rows, status, error_class)
-                    entries.append(entry)
+                if ms is None:  # a cached result has no time
+                    continue
+                entry = AuditEntry(database.id, database.engine, role, sql, ms, n_rows, status, error_class)
+                entries.append(entry)
         self._audit.write(entries)
 
     def _execution(self, database: Database, sql: str, max_rows: int | None) -> tuple[Any, ...]:
@@ -304,9 +306,10 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         locate = functools.cache(functools.partial(self._locations_and_names, equality_names))
         jobs: list[tuple[str, tuple[Any, ...]]] = []
         for pair in pairs:
-            gold = pair.gold_sql
             locations, names = locate(pair.database)
-            job = ("verdict", locations, gold, pair.predicted_sql, equality_names, _gold_facts(gold), names)
+            texts = (pair.gold_sql, pair.predicted_sql)
+            gold_facts = _gold_facts(pair.gold_sql)
+            job = ("verdict", locations, *texts, equality_names, gold_facts, names)
             jobs.append((pair.database.engine, job))
         return jobs
 
@@ -322,27 +325,24 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             )
         location = engine.locate(database.location)
         locations: tuple[str, ...] = (location,)
-        # The databases of a test suite (Zhong et al. 2020) are all `.sqlite` files beside the database, which comes
-        # first; only in the official layout, in which the directory bears the database's name: elsewhere neighbours are
-        # strangers.
-        folder = os.path.dirname(location)
-        is_suite_layout = database.engine == "sqlite" and os.path.basename(folder) == database.id
-        if is_suite_layout and any(rule.suite for rule in rules):
-            with contextlib.suppress(OSError):
-                files = _suite_files(folder, os.stat(folder).st_mtime_ns)
-                locations = (location, *(path for path in files if path != location))
+        if any(rule.suite for rule in rules):
+            locations = (location, *_neighbours_of_suite(database, location))
+        names = None
         if any(rule.by_units for rule in rules):
-            return locations, self._names(database)
-        return locations, None
+            names = self._names(database)
+        return locations, names
 
     def _run(self, jobs: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
         """Hand jobs over and drive the workers until all are answered."""
         replies: dict[int, Any] = {}  # key: the place of a job
         deliver = replies.__setitem__
-        tasks = [(engine, Task(job, deliver, index)) for index, (engine, job) in enumerate(jobs)]
+        tasks = []
+        for index, (engine, job) in enumerate(jobs):
+            tasks.append((engine, Task(job, deliver, index)))
         self._submit(tasks)
         while len(replies) < len(jobs):
-            self._pump(self._selector.select(TICK))
+            events = self._selector.select(TICK)
+            self._pump(events)
         return [self._as_reply(job, replies[index]) for index, (_, job) in enumerate(jobs)]
 
     def _ask(self, engine: str, job: tuple[Any, ...]) -> tuple[Task, Awaitable[Any]]:
@@ -402,9 +402,13 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
                 if not task.done:
                     waiting.append(task)
             for engine, waiting in by_engine.items():
-                if engine not in self._pools:
-                    self._pools[engine] = Pool(engine, self._bounds, self._workers, self._selector, self._hidden)
-                self._pools[engine].submit(waiting)
+                self._pool(engine).submit(waiting)
+
+    def _pool(self, engine: str) -> Pool:
+        """The pool of an engine, which starts when it is first asked."""
+        if engine not in self._pools:
+            self._pools[engine] = Pool(engine, self._bounds, self._workers, self._selector, self._hidden)
+        return self._pools[engine]
 
     def _pump(self, events: Sequence[tuple[selectors.SelectorKey, int]] | None = None) -> None:
         with self._lock:
@@ -451,13 +455,27 @@ def _execution_result(reply: Any) -> ExecutionResult:
     return ExecutionResult(_STATUS[status], tuple(columns), tuple(rows), truncated, error, error_class, ms, work)
 
 
+End = tuple[str, str | None, int, float | None]  # status, error class, rows, milliseconds
+
+
+def _statements_of(job: tuple[Any, ...], reply: Any) -> list[tuple[str, str, End | None]]:
+    """The role, the text and the end of each statement of a job."""
+    if job[0] == "verdict":
+        _, _, gold_sql, predicted_sql, *_ = job
+        _, gold_end, predicted_end = reply
+        return [("gold", gold_sql, gold_end), ("prediction", predicted_sql, predicted_end)]
+    status, _, rows, _, _, error_class, ms, _ = reply
+    _, _, sql, _ = job
+    return [("query", sql, (status, error_class, len(rows), ms))]
+
+
 def _verdict(reply: Any, equalities: Sequence[str]) -> Verdict:
     scores, gold, predicted = reply
+    gold_status, gold_error, gold_rows, _ = gold
     nothing = dict.fromkeys(equalities, 0.0)
     if predicted is None:
-        return Verdict(nothing, None, _STATUS[gold[0]], gold[1], 0, gold[2])
+        return Verdict(nothing, None, _STATUS[gold_status], gold_error, 0, gold_rows)
     predicted_status, predicted_error, n_rows, _ = predicted
-    gold_status, gold_error, gold_rows, _ = gold
     return Verdict(
         scores=scores or nothing,
         predicted=_STATUS[predicted_status],
@@ -472,13 +490,36 @@ def _best(verdicts: Sequence[Verdict]) -> Verdict:
     """The verdict on a prediction for several gold queries: under each equality the best score; the rest is that of
     the first gold query that it matches, else of the first that gave a result.
     """
-    sound = [verdict for verdict in verdicts if not verdict.broken] or verdicts
-    matching = [verdict for verdict in sound if 1.0 in verdict.scores.values()]
-    base = matching[0] if matching else sound[0]
-    scores = {name: max(verdict.scores[name] for verdict in sound) for name in base.scores}
-    is_refuted = any(EQUALITIES[name].proof and not score for name, score in scores.items())
-    counterexample = base.counterexample if is_refuted else ""
+    sound = [verdict for verdict in verdicts if not verdict.broken]
+    if not sound:
+        sound = list(verdicts)
+    base = sound[0]
+    for verdict in sound:
+        if 1.0 in verdict.scores.values():
+            base = verdict
+            break
+    scores: dict[str, float] = {}
+    counterexample = ""
+    for name in base.scores:
+        scores[name] = max(verdict.scores[name] for verdict in sound)
+        if EQUALITIES[name].proof and not scores[name]:
+            counterexample = base.counterexample
     return replace(base, scores=scores, counterexample=counterexample)
+
+
+def _neighbours_of_suite(database: Database, location: str) -> list[str]:
+    """The other databases of a test suite: all `.sqlite` files beside the database (Zhong et al. 2020), in the official
+    layout, in which the directory bears the database's name; elsewhere neighbours are strangers.
+    """
+    folder = os.path.dirname(location)
+    if database.engine != "sqlite" or os.path.basename(folder) != database.id:
+        return []
+    try:
+        changed_ns = os.stat(folder).st_mtime_ns
+        files = _suite_files(folder, changed_ns)
+    except OSError:
+        return []
+    return [path for path in files if path != location]
 
 
 @functools.lru_cache(4096)

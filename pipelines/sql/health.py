@@ -43,21 +43,23 @@ def examine_gold(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFindin
     Each distinct gold query is run twice. Those of its SELECTs that have a LIMIT under an ORDER BY are run once more,
     one row further and with their sort keys, to see whether the cut goes through a tie.
     """
-    unique = list(dict.fromkeys((example.database, example.gold_sql) for example in examples))
+    golds = [(example.database, example.gold_sql) for example in examples]
+    unique = list(dict.fromkeys(golds))
     first_results = sql.execute_many(unique)
     second_results = sql.execute_many(unique)
     findings: dict[GoldKey, list[Finding]] = {}
     for gold, first, second in zip(unique, first_results, second_results, strict=True):
-        findings[gold] = list(_run_findings(gold[1], first, second))
+        _, text = gold
+        findings[gold] = list(_run_findings(text, first, second))
     for gold, finding in _ties(unique, sql):
         findings[gold].append(finding)
     contradictions = _contradictions(examples, sql)
     by_example = []
-    for place, example in enumerate(examples):
-        of_example = list(findings[example.database, example.gold_sql])
+    for place, (example, gold) in enumerate(zip(examples, golds, strict=True)):
+        findings_of_example = list(findings[gold])
         if place in contradictions:
-            of_example.append(contradictions[place])
-        for reason, detail in of_example:
+            findings_of_example.append(contradictions[place])
+        for reason, detail in findings_of_example:
             by_example.append(GoldFinding(place, example.id, reason, detail, example.gold_sql))
     return by_example
 
@@ -89,19 +91,24 @@ def _ties(golds: Sequence[GoldKey], sql: SqlEngine) -> Iterator[tuple[GoldKey, F
     """The gold queries in which a LIMIT cuts through a tie: the last row that is kept and the first that is not have
     the same sort keys and look different.
     """
-    probes: list[tuple[GoldKey, str, int, int]] = []  # gold, probe, rows before the cut, sort keys
     queries = [(text, analyst.reading(database)) for database, text in golds]
-    for gold, of_gold in zip(golds, analyst.tie_probes(queries), strict=True):
-        probes += [(gold, *probe) for probe in of_gold]
-    results = sql.execute_many([(database, probe) for (database, _), probe, _, _ in probes])
-    for (gold, _, n_kept, n_keys), result in zip(probes, results, strict=True):
-        width = len(result.columns) - n_keys
+    probed: list[tuple[GoldKey, int, int]] = []  # gold, rows before the cut, sort keys
+    jobs: list[tuple[Database, str]] = []
+    for gold, probes in zip(golds, analyst.tie_probes(queries), strict=True):
+        database, _ = gold
+        for probe, n_kept, n_keys in probes:
+            probed.append((gold, n_kept, n_keys))
+            jobs.append((database, probe))
+    results = sql.execute_many(jobs)
+    for (gold, n_kept, n_keys), result in zip(probed, results, strict=True):
         if not result.ok or len(result.rows) <= n_kept:
             continue  # a subquery that needs its outer query does not run alone
+        width = len(result.columns) - n_keys
         last_kept = result.rows[n_kept - 1]
         first_left = result.rows[n_kept]
-        if last_kept[width:] == first_left[width:] and last_kept[:width] != first_left[:width]:
-            values = ", ".join(map(literal, last_kept[width:]))
+        sort_keys = last_kept[width:]
+        if sort_keys == first_left[width:] and last_kept[:width] != first_left[:width]:
+            values = ", ".join(map(literal, sort_keys))
             yield gold, ("order_ambiguous", f"rows {n_kept} and {n_kept + 1} tie on {values}")
 
 
@@ -113,32 +120,42 @@ def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[int, Fi
     repeated: list[tuple[int, Example]] = []  # place, earlier example
     pairs: list[Pair] = []
     for place, example in enumerate(examples):
-        question = " ".join(example.in_context().lower().split())
-        earlier = earliest.setdefault((example.database, question), example)
+        words = example.in_context().lower().split()
+        key = (example.database, " ".join(words))
+        earlier = earliest.setdefault(key, example)
         if earlier.gold_sql != example.gold_sql:
             repeated.append((place, earlier))
             pairs.append(Pair(earlier.database, earlier.gold_sql, example.gold_sql))
+    verdicts = sql.verdicts(pairs, JUDGED)
     contradictions: dict[int, Finding] = {}
-    for (place, earlier), verdict in zip(repeated, sql.verdicts(pairs, JUDGED), strict=True):
+    for (place, earlier), verdict in zip(repeated, verdicts, strict=True):
         refused = [name for name, score in verdict.scores.items() if not score]
-        if refused and verdict.gold is verdict.predicted is ExecutionStatus.OK:
-            contradictions[place] = "contradictory", f"another result than {earlier.id} has, under {', '.join(refused)}"
+        both_ran = verdict.gold is verdict.predicted is ExecutionStatus.OK
+        if refused and both_ran:
+            detail = f"another result than {earlier.id} has, under {', '.join(refused)}"
+            contradictions[place] = ("contradictory", detail)
     return contradictions
 
 
 def count_reasons(findings: Sequence[GoldFinding]) -> dict[str, int]:
+    """The number of examples that each reason concerns."""
     places: dict[str, set[int]] = {reason: set() for reason in REASONS}
     for finding in findings:
         places[finding.reason].add(finding.place)
-    return {reason: len(of_reason) for reason, of_reason in places.items()}
+    counts: dict[str, int] = {}
+    for reason, places_of_reason in places.items():
+        counts[reason] = len(places_of_reason)
+    return counts
 
 
 def report_lines(findings: Sequence[GoldFinding]) -> Iterator[str]:
     """The report for a person: each reason with its first examples."""
     for reason in REASONS:
         group = [finding for finding in findings if finding.reason == reason]
-        yield f"{reason.replace('_', ' ')}: {len(group)} gold queries"
+        title = reason.replace("_", " ")
+        yield f"{title}: {len(group)} gold queries"
         for finding in group[:MAX_EXAMPLES]:
-            yield f"  {finding.example_id}: {finding.detail}: {' '.join(finding.sql.split())}"
+            one_line = " ".join(finding.sql.split())
+            yield f"  {finding.example_id}: {finding.detail}: {one_line}"
         if len(group) > MAX_EXAMPLES:
             yield f"  ... and {len(group) - MAX_EXAMPLES} more"

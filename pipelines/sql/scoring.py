@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,8 @@ class Predictions:
     # The other fields are numbers of gold queries. All of them count; those of the first two fields count as wrong.
     missing: Sequence[int]  # Questions that the file leaves out.
     empty: Sequence[int]  # Entries that hold no SQL.
-    other_database: Sequence[
-        int
-    ]  # Entries that name another database than the gold query, which is the one they run on.
+    # Entries that name another database than the gold query, which is the one they run on.
+    other_database: Sequence[int]
     tabs: Sequence[int]  # Lines with a tab before what is no known database: it is a part of the SQL.
 
 
@@ -150,26 +149,38 @@ def read_predictions(path: Path, gold: Sequence[GoldQuery], known: Collection[st
     entries = _json_entries(path, value, gold) if is_json else _line_entries(path, text, gold)
     if gold and not entries:
         raise DataError(f"{path} has no prediction", FORMS)
-    databases = {name.casefold() for name in known} | {query.db_id.casefold() for query in gold}
+    databases = {name.casefold() for name in known}
+    databases |= {query.db_id.casefold() for query in gold}
     queries = [""] * len(gold)
+    empty: list[int] = []
     other_database: list[int] = []
     tabs: list[int] = []
     for number, entry in sorted(entries.items()):
         sql, separator, database = entry.partition(BIRD_SEPARATOR)
         if not is_json and not separator:
-            before_tab, tab, behind_tab = entry.rpartition("\t")
-            if tab and behind_tab.strip().casefold() in databases:
-                sql = before_tab
-                database = behind_tab
-            elif before_tab.strip():
+            sql, database, is_tab_in_sql = _split_off_database(entry, databases)
+            if is_tab_in_sql:
                 tabs.append(number)
         queries[number] = sql.strip()
+        if not queries[number]:
+            empty.append(number)
         name = database.strip().casefold()
         if name and name != gold[number].db_id.casefold():
             other_database.append(number)
     missing = [number for number in range(len(gold)) if number not in entries]
-    empty = [number for number in sorted(entries) if not queries[number]]
     return Predictions(queries, missing, empty, other_database, tabs)
+
+
+def _split_off_database(line: str, databases: Container[str]) -> tuple[str, str, bool]:
+    """A line's SQL, the database behind its last tab, and whether that tab is a part of the SQL, for what stands behind
+    it is no known database.
+    """
+    before_tab, tab, behind_tab = line.rpartition("\t")
+    if not tab:
+        return line, "", False
+    if behind_tab.strip().casefold() in databases:
+        return before_tab, behind_tab, False
+    return line, "", bool(before_tab.strip())
 
 
 def _line_entries(path: Path, text: str, gold: Sequence[GoldQuery]) -> dict[int, str]:
@@ -187,27 +198,33 @@ def _json_entries(path: Path, value: Any, gold: Sequence[GoldQuery]) -> dict[int
     if not isinstance(value, dict):
         texts = [_bird_sql(path, number, row) for number, row in enumerate(value)]
         return _by_number(path, texts, gold)
-    ids = {question.id: number for number, question in enumerate(gold) if question.id}
-    if value and ids.keys() >= value.keys():
-        counts = Counter(question.id for question in gold if question.id)
-        repeated = [id for id, count in counts.items() if count > 1]
-        if repeated:
-            raise DataError(f"{path} names questions by their ids, and {repeated[0]!r} is the id of several")
-        return {ids[id]: _bird_sql(path, id, row) for id, row in value.items()}
+    number_of_id = {question.id: number for number, question in enumerate(gold) if question.id}
+    if value and number_of_id.keys() >= value.keys():
+        _refuse_repeated_ids(path, gold)
+        return {number_of_id[id]: _bird_sql(path, id, row) for id, row in value.items()}
     entries: dict[int, str] = {}
     for key, row in value.items():
-        if not (key.isascii() and key.isdigit()):
-            raise DataError(
-                f"{path} has a prediction {key[:60]!r}, which is no number and no id of a gold query", FORMS
-            )
-        if len(key) > MAX_DIGITS or int(key) >= len(gold):
-            raise DataError(
-                f"{path} has a prediction {key[:MAX_DIGITS]}, and there are {len(gold)} gold queries (from 0)"
-            )
-        if int(key) in entries:
-            raise DataError(f"{path} has two predictions {int(key)}", "Take one of them out.")
-        entries[int(key)] = _bird_sql(path, key, row)
+        number = _number_of_key(path, key, len(gold))
+        if number in entries:
+            raise DataError(f"{path} has two predictions {number}", "Take one of them out.")
+        entries[number] = _bird_sql(path, key, row)
     return entries
+
+
+def _refuse_repeated_ids(path: Path, gold: Sequence[GoldQuery]) -> None:
+    counts = Counter(question.id for question in gold if question.id)
+    for id, count in counts.items():
+        if count > 1:
+            raise DataError(f"{path} names questions by their ids, and {id!r} is the id of several")
+
+
+def _number_of_key(path: Path, key: str, n_golds: int) -> int:
+    """The number of the gold query that a key of BIRD's JSON names."""
+    if not (key.isascii() and key.isdigit()):
+        raise DataError(f"{path} has a prediction {key[:60]!r}, which is no number and no id of a gold query", FORMS)
+    if len(key) > MAX_DIGITS or int(key) >= n_golds:
+        raise DataError(f"{path} has a prediction {key[:MAX_DIGITS]}, and there are {n_golds} gold queries (from 0)")
+    return int(key)
 
 
 def _by_number(path: Path, entries: Sequence[str], gold: Sequence[GoldQuery]) -> dict[int, str]:
@@ -220,7 +237,9 @@ def _bird_sql(path: Path, key: object, row: Any) -> str:
     """The text of one entry; a number or null, which BIRD's scripts write for a failed generation, is none."""
     if isinstance(row, dict | list):
         raise DataError(f"{path}, prediction {key}: an object where SQL text was expected", 'As in {"0": "SELECT 1"}.')
-    return row if isinstance(row, str) else ""
+    if isinstance(row, str):
+        return row
+    return ""
 
 
 def _text_and_json(path: Path) -> tuple[str, Any]:
@@ -267,17 +286,20 @@ class ScoredItem:
             fields["difficulty"] = self.difficulty
         if self.verdict is None:
             fields["abstained"] = not self.answered
-        for name, value in self.scores.items():
-            if value is None:
-                fields[name] = None
-            elif EQUALITIES[name].graded:
-                fields[name] = round(value, 6)
-            else:
-                fields[name] = value == 1.0
+        for name, score in self.scores.items():
+            fields[name] = _written_score(name, score)
         if self.verdict is not None and self.verdict.counterexample:
             fields["counterexample"] = self.verdict.counterexample
         fields["error"] = self.error
         return fields
+
+
+def _written_score(name: str, score: float | None) -> float | bool | None:
+    if score is None:
+        return None
+    if EQUALITIES[name].graded:
+        return round(score, 6)
+    return score == 1.0
 
 
 def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:
@@ -291,11 +313,13 @@ def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:
         except ValueError:
             example = f"As in {dialect.schemes[0]}USER@HOST/DATABASE."
             raise UserError("--database is no connection string", example) from None
+    folder = Path(databases)
     names = [f"{db_id}{suffix}" for suffix in (*dialect.suffixes, ".db")]
-    paths = [Path(databases) / db_id / name for name in names]
-    paths += [Path(databases) / name for name in names]
-    path = next((path for path in paths if path.is_file()), paths[0])
-    return Database(db_id, engine, str(path))
+    paths = [folder / db_id / name for name in names]
+    paths += [folder / name for name in names]
+    existing = [path for path in paths if path.is_file()]
+    location = [*existing, *paths][0]
+    return Database(db_id, engine, str(location))
 
 
 def score_all(
@@ -323,17 +347,25 @@ def score_all(
         levels = iter(analyst.hardness(queries))
         scored: list[ScoredItem] = []
         for idx, (question, predicted) in enumerate(chunk, start):
-            verdict = next(verdicts) if question.answerable else None
-            level = next(levels) if question.answerable else ""
-            answered = predicted.strip().lower() != official.ABSTAINED
+            verdict = None
+            level = ""
+            if question.answerable:
+                verdict = next(verdicts)
+                level = next(levels)
             scores: Mapping[str, float | None] = dict.fromkeys(names)
             if verdict is not None and not verdict.broken:
                 scores = verdict.scores
-            scored.append(
-                ScoredItem(
-                    idx, question.db_id, level, question.difficulty, scores, _error_of(verdict), verdict, answered
-                )
+            item = ScoredItem(
+                idx=idx,
+                db_id=question.db_id,
+                hardness=level,
+                difficulty=question.difficulty,
+                scores=scores,
+                error=_error_of(verdict),
+                verdict=verdict,
+                answered=predicted.strip().lower() != official.ABSTAINED,
             )
+            scored.append(item)
         yield scored
 
 
@@ -357,15 +389,15 @@ class ScoreSummary:
     unavailable: Sequence[tuple[int, str]]  # (item number, class) of items whose boundary broke; left out.
     errors: Mapping[str, int]  # Count of each class of predictions that did not run, the most frequent first.
     with_unavailable: Mapping[str, float]  # Figures if those of `unavailable` count as wrong; {} if there are none.
-    reliability: Mapping[
-        str, Mapping[str, float]
-    ]  # EHRSQL's six figures by equality; {} if each question has an answer.
+    reliability: Mapping[str, Mapping[str, float]]  # EHRSQL's figures by equality; {} if each question has an answer.
 
     @property
     def unavailable_share(self) -> float:
         """Of the items whose gold query is sound, the share that could not be scored."""
         total = self.counts["all"] + len(self.unavailable)
-        return len(self.unavailable) / total if total else 0.0
+        if not total:
+            return 0.0
+        return len(self.unavailable) / total
 
 
 def summarise(items: Sequence[ScoredItem], names: Sequence[str]) -> ScoreSummary:
@@ -384,22 +416,34 @@ def summarise(items: Sequence[ScoredItem], names: Sequence[str]) -> ScoreSummary
         else:
             unavailable.append((item.idx, error))
             as_wrong.append(dataclasses.replace(item, scores=dict.fromkeys(names, 0.0)))
-    figures: dict[str, dict[str, float]] = {}
-    for name in names:
-        figures[name] = {level: _figure(name, group) for level, group in by_level.items() if group}
     with_unavailable: dict[str, float] = {}
     if unavailable:
         with_unavailable = {name: _figure(name, [*scored, *as_wrong]) for name in names}
     return ScoreSummary(
-        figures=figures,
+        figures={name: _figures_by_level(name, by_level) for name in names},
         counts={level: len(group) for level, group in by_level.items()},
         disagreements=_disagreements(scored, names),
         gold_errors=gold_errors,
         unavailable=unavailable,
-        errors=dict(Counter(item.error for item in scored if item.error is not None).most_common()),
+        errors=_count_errors(scored),
         with_unavailable=with_unavailable,
         reliability=_reliability(items, names),
     )
+
+
+def _figures_by_level(name: str, by_level: Mapping[str, Sequence[ScoredItem]]) -> dict[str, float]:
+    """An equality's figure of each level that has items."""
+    figures: dict[str, float] = {}
+    for level, group in by_level.items():
+        if group:
+            figures[level] = _figure(name, group)
+    return figures
+
+
+def _count_errors(scored: Sequence[ScoredItem]) -> dict[str, int]:
+    """The count of each error class, the most frequent first."""
+    errors = [item.error for item in scored if item.error is not None]
+    return dict(Counter(errors).most_common())
 
 
 def _by_level(items: Sequence[ScoredItem], scored: Sequence[ScoredItem]) -> dict[str, Sequence[ScoredItem]]:
@@ -442,4 +486,6 @@ def _reliability(items: Sequence[ScoredItem], names: Sequence[str]) -> dict[str,
 
 def _figure(name: str, items: Sequence[ScoredItem]) -> float:
     values = [item.scores[name] or 0.0 for item in items]
-    return r_ves(values) if name == "r_ves" else 100 * sum(values) / len(values)
+    if name == "r_ves":
+        return r_ves(values)
+    return 100 * sum(values) / len(values)

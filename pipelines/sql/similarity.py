@@ -37,8 +37,11 @@ def sql_shape(sql: str, names: bool = False) -> str:
         if is_qualifier or is_alias or word in ("as", "inner", ";"):
             continue
         first = word[0]
+        is_value = first == "'" or first.isdigit()
         # A text in double quotes is a value if something is compared with it, else a name: engines differ.
-        if first == "'" or first.isdigit() or (first == '"' and _is_compared(word, before, shape)):
+        if first == '"':
+            is_value = _is_compared(word, before, shape)
+        if is_value:
             shape.append("?")
         elif first in '`["':
             shape.append(word[1:-1] if names else "x")
@@ -58,7 +61,9 @@ def _is_compared(word: str, before: str, shape: list[str]) -> bool:
 
 def _is_bare_name(word: str, behind: str) -> bool:
     """Whether an unquoted word is a name: no keyword, and no function."""
-    return (word[0].isalpha() or word[0] == "_") and word not in KEYWORDS and behind != "("
+    if word in KEYWORDS or behind == "(":
+        return False
+    return word[0].isalpha() or word[0] == "_"
 
 
 def example_shape(example: Example) -> str:
@@ -83,4 +88,6 @@ def distinct_2(trajectories: Iterable[Trajectory]) -> float:
         for turn in trajectory.turns:
             words = _WORD.findall(turn.action.reasoning.lower())
             pairs.update(itertools.pairwise(words))
-    return len(pairs) / pairs.total() if pairs else 0.0
+    if not pairs:
+        return 0.0
+    return len(pairs) / pairs.total()

@@ -14,7 +14,7 @@ and a column that only joins or only stands in a plain COUNT is not asked for.
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pipelines.core.types import ExecutionStatus, Scalar, StopReason
 from pipelines.sql.analysis.name_resolution import Item, Unknown, columns_of
@@ -35,26 +35,42 @@ def diagnose(failure: Failure) -> tuple[Diagnosis, list[Item]]:
     """The class of a wrong answer with the fact that put it there and finer clues, and the columns whose stored values
     would add to these. Total: no SQL text makes it raise.
     """
-    if failure.predicted_sql is None or not failure.predicted_sql.strip().strip(";"):
-        text = _NO_ANSWER.get(failure.stop, "the answer is empty")
-        return Diagnosis("generation", text.format(turns=failure.turns)), []
+    refusal = _engine_diagnosis(failure)
+    if refusal is not None:
+        return refusal, []
+    assert failure.predicted_sql is not None
     predicted = read_clauses(failure.predicted_sql, failure.schema, failure.engine)
-    error = _spaced(failure.error_class or "error")
-    if failure.status is ExecutionStatus.REFUSED:
-        return Diagnosis("syntax", f"the sandbox refused it: {error}"), []
-    if failure.status is ExecutionStatus.ERROR and failure.error_class not in MISSING_NAMES:
-        return Diagnosis("syntax", f"the engine refused it: {error}"), []
     # Names that do not exist, whether or not the engine came to them.
     if predicted is not None and predicted.resolved.unknown:
         return _wrong_names(predicted.resolved.unknown, failure.schema), []
     if failure.error_class in MISSING_NAMES:
-        return Diagnosis("hallucination", f"the engine says: {error}"), []
+        return Diagnosis("hallucination", f"the engine says: {_error_text(failure)}"), []
     # The names exist: the answer is compared with gold, clause by clause.
     gold = read_clauses(failure.gold_sql, failure.schema, failure.engine)
-    if predicted is None or gold is None:
-        side = "answer" if predicted is None else "gold SQL"
-        return Diagnosis("semantic", f"it runs; the {side} is beyond the analysis's parser", _limit_clues(failure)), []
-    return _compared_with_gold(predicted, gold, failure)
+    if predicted is not None and gold is not None:
+        return _compared_with_gold(predicted, gold, failure)
+    side = "gold SQL"
+    if predicted is None:
+        side = "answer"
+    evidence = f"it runs; the {side} is beyond the analysis's parser"
+    return Diagnosis("semantic", evidence, _limit_clues(failure)), []
+
+
+def _engine_diagnosis(failure: Failure) -> Diagnosis | None:
+    """The diagnosis of an answer without SQL, or whose SQL was refused for anything but a missing name."""
+    sql = failure.predicted_sql or ""
+    if not sql.strip().strip(";"):
+        text = _NO_ANSWER.get(failure.stop, "the answer is empty")
+        return Diagnosis("generation", text.format(turns=failure.turns))
+    if failure.status is ExecutionStatus.REFUSED:
+        return Diagnosis("syntax", f"the sandbox refused it: {_error_text(failure)}")
+    if failure.status is ExecutionStatus.ERROR and failure.error_class not in MISSING_NAMES:
+        return Diagnosis("syntax", f"the engine refused it: {_error_text(failure)}")
+    return None
+
+
+def _error_text(failure: Failure) -> str:
+    return _spaced(failure.error_class or "error")
 
 
 def _spaced(word: str) -> str:
@@ -69,27 +85,33 @@ def _limit_clues(failure: Failure) -> tuple[Hint, ...]:
 
 def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:
     """The diagnosis of an answer that names what is not there: hallucination, unless each name exists elsewhere."""
-    tables = columns_of(schema)
-    every_column = {name for columns in tables.values() for name in columns}
     clues: list[Hint] = []
     nowhere: dict[str, None] = {}
     for missing in unknown:
         if missing.elsewhere:
-            where = ", ".join(missing.elsewhere)
-            clues.append(Hint("column_of_another_table", f"{missing.name} is not there; {where} has such a column"))
+            tables = ", ".join(missing.elsewhere)
+            clues.append(Hint("column_of_another_table", f"{missing.name} is not there; {tables} has such a column"))
             continue
-        names = sorted(tables)
-        if missing.kind == "column":
-            names = sorted(every_column)
-        bare_name = missing.name.split(".")[-1].lower()
-        close = difflib.get_close_matches(bare_name, names, n=2)
-        fact = f"no {missing.kind} {missing.name}"
-        nowhere[fact] = None
-        detail = f"{fact}; closest: {', '.join(close)}" if close else fact
+        evidence = f"no {missing.kind} {missing.name}"
+        nowhere[evidence] = None
+        detail = evidence
+        close = _close_names(missing, schema)
+        if close:
+            detail = f"{evidence}; closest: {', '.join(close)}"
         clues.append(Hint(f"unknown_{missing.kind}", detail))
     if nowhere:
         return Diagnosis("hallucination", _joined(list(nowhere)), tuple(clues))
     return Diagnosis("schema_linking", clues[0].detail, tuple(clues))
+
+
+def _close_names(missing: Unknown, schema: Schema) -> list[str]:
+    """The database's names that come closest to an unknown table or column."""
+    tables = columns_of(schema)
+    names = set(tables)
+    if missing.kind == "column":
+        names = set().union(*tables.values())
+    bare_name = missing.name.split(".")[-1].lower()
+    return difflib.get_close_matches(bare_name, sorted(names), n=2)
 
 
 def _compared_with_gold(predicted: Reading, gold: Reading, failure: Failure) -> tuple[Diagnosis, list[Item]]:
@@ -98,11 +120,7 @@ def _compared_with_gold(predicted: Reading, gold: Reading, failure: Failure) -> 
     clues = [*schema_clues]
     clues += _constant_clues(predicted, gold, failure.values, looked_up)
     clues += _clause_clues(predicted, gold)
-    if failure.n_rows == 0 and failure.gold_rows > 0:
-        clues.append(Hint("empty_result", f"no rows; gold returns {failure.gold_rows}"))
-    right = sorted(name for name, score in failure.scores.items() if score == 1.0)
-    if right:
-        clues.append(Hint("other_equality", f"right under {', '.join(right)}"))
+    clues += _result_clues(failure)
     clues += _limit_clues(failure)
     unknown_values = sorted(looked_up - failure.values.keys())
     if schema_clues:
@@ -112,6 +130,15 @@ def _compared_with_gold(predicted: Reading, gold: Reading, failure: Failure) -> 
     if clues:
         evidence = f"{_spaced(clues[0].kind)}: {clues[0].detail}"
     return Diagnosis("semantic", evidence, tuple(clues)), unknown_values
+
+
+def _result_clues(failure: Failure) -> Iterator[Hint]:
+    """Clues about what the answer returned, and about equalities under which it is right."""
+    if failure.n_rows == 0 and failure.gold_rows > 0:
+        yield Hint("empty_result", f"no rows; gold returns {failure.gold_rows}")
+    right = [name for name, score in failure.scores.items() if score == 1.0]
+    if right:
+        yield Hint("other_equality", f"right under {', '.join(sorted(right))}")
 
 
 def _joined(details: list[str]) -> str:
@@ -127,19 +154,14 @@ def _schema_clues(predicted: Reading, gold: Reading) -> Iterator[Hint]:
 
     Columns that either query sets equal (join keys) stand for one another.
     """
-    groups: dict[Item, set[Item]] = {}
-    for first, second in [*predicted.equal, *gold.equal]:
-        merged = groups.get(first, {first}) | groups.get(second, {second})
-        for item in merged:
-            groups[item] = merged
-    key = {item: min(group) for item, group in groups.items()}
-    predicted_keys = {key.get(item, item) for item in predicted.columns | predicted.loose}
-    gold_keys = {key.get(item, item) for item in gold.columns | gold.loose}
-    missing = sorted(item for item in gold.columns if key.get(item, item) not in predicted_keys)
-    extra = sorted(item for item in predicted.columns if key.get(item, item) not in gold_keys)
-    for table in sorted(gold.resolved.tables - predicted.resolved.tables):
+    representatives = _representatives([*predicted.equal, *gold.equal])
+    missing = _columns_without_partner(gold, predicted, representatives)
+    extra = _columns_without_partner(predicted, gold, representatives)
+    gold_tables = gold.resolved.tables
+    predicted_tables = predicted.resolved.tables
+    for table in sorted(gold_tables - predicted_tables):
         yield Hint("missing_join", f"gold also reads {table}")
-    for table in sorted(predicted.resolved.tables - gold.resolved.tables):
+    for table in sorted(predicted_tables - gold_tables):
         yield Hint("extra_join", f"gold does not read {table}")
     if len(missing) == len(extra) == 1:
         yield Hint("wrong_column", f"{'.'.join(extra[0])} where gold uses {'.'.join(missing[0])}")
@@ -150,31 +172,66 @@ def _schema_clues(predicted: Reading, gold: Reading) -> Iterator[Hint]:
         yield Hint("extra_column", f"gold does not use {'.'.join(item)}")
 
 
+def _representatives(pairs: Iterable[tuple[Item, Item]]) -> dict[Item, Item]:
+    """The least of the columns that are set equal, directly or by way of others, for each of them."""
+    groups: dict[Item, set[Item]] = {}
+    for left, right in pairs:
+        merged = groups.get(left, {left}) | groups.get(right, {right})
+        for item in merged:
+            groups[item] = merged
+    return {item: min(group) for item, group in groups.items()}
+
+
+def _columns_without_partner(reading: Reading, other: Reading, representatives: Mapping[Item, Item]) -> list[Item]:
+    """The columns that decide a query's result and that the other query does not name, sorted."""
+    named: set[Item] = set()
+    for item in other.columns | other.loose:
+        named.add(representatives.get(item, item))
+    unnamed: list[Item] = []
+    for item in reading.columns:
+        if representatives.get(item, item) not in named:
+            unnamed.append(item)
+    return sorted(unnamed)
+
+
 def _constant_clues(
     predicted: Reading, gold: Reading, stored: Mapping[Item, Sequence[Scalar]], looked_up: set[Item]
 ) -> Iterator[Hint]:
     """Clues about comparisons with constants; `looked_up` takes the columns whose stored values are asked for."""
     columns = dict.fromkeys(condition.column for condition in (*gold.conditions, *predicted.conditions))
     for column in columns:
-        in_answer = [condition for condition in predicted.conditions if condition.column == column]
-        in_gold = [condition for condition in gold.conditions if condition.column == column]
+        in_answer = _conditions_on(column, predicted)
+        in_gold = _conditions_on(column, gold)
         extra = [condition for condition in in_answer if condition not in in_gold]
         missing = [condition for condition in in_gold if condition not in in_answer]
         for given, wanted in zip(extra, missing, strict=False):
-            if given.operator != wanted.operator:
-                yield Hint("operator", f"{given}; gold: {wanted}")
-            if given.values == wanted.values:
-                continue
-            notes = ""
-            # A constant that is not stored names the spellings that are; a pattern or a bound need not be stored.
-            if given.operator.removeprefix("NOT ") in ("=", "!=", "IN"):
-                looked_up.add(column)
-                notes = _spelling_notes(given, stored.get(column, ()))
-            yield Hint("wrong_literal", f"{given}; gold: {wanted}{notes}")
+            yield from _condition_clues(given, wanted, stored, looked_up)
         for condition in missing[len(extra) :]:
             yield Hint("missing_condition", f"gold also has {condition}")
         for condition in extra[len(missing) :]:
             yield Hint("extra_condition", f"gold does not have {condition}")
+
+
+def _conditions_on(column: Item, reading: Reading) -> list[Condition]:
+    return [condition for condition in reading.conditions if condition.column == column]
+
+
+def _condition_clues(
+    given: Condition, wanted: Condition, stored: Mapping[Item, Sequence[Scalar]], looked_up: set[Item]
+) -> Iterator[Hint]:
+    """Clues about a comparison that stands in place of another one on the same column."""
+    if given.operator != wanted.operator:
+        yield Hint("operator", f"{given}; gold: {wanted}")
+    if given.values == wanted.values:
+        return
+    notes = ""
+    # A constant that is not stored names the spellings that are; a pattern or a bound need not be stored.
+    plain_operator = given.operator.removeprefix("NOT ")
+    if plain_operator in ("=", "!=", "IN"):
+        looked_up.add(given.column)
+        stored_values = stored.get(given.column, ())
+        notes = _spelling_notes(given, stored_values)
+    yield Hint("wrong_literal", f"{given}; gold: {wanted}{notes}")
 
 
 def _spelling_notes(condition: Condition, stored: Sequence[Scalar]) -> str:

@@ -19,7 +19,7 @@ from sqlglot.optimizer.simplify import Simplifier
 from pipelines.core.types import Scalar
 from pipelines.sql.analysis.parsing import parse, unwrap
 from pipelines.sql.dialects.base import quoted
-from pipelines.sql.schema import Schema, Table
+from pipelines.sql.schema import Column, Schema, Table
 
 DATABASES = 32  # that are tried where no proof succeeds
 Item = tuple[str, str]  # (table, column), lower-cased
@@ -37,6 +37,7 @@ _NUMBER_TYPE = re.compile("INT|REAL|FLOA|DOUB|NUM|DEC|BOOL")
 SOME_NUMBERS: Sequence[Scalar] = range(1, 9)
 SOME_TEXTS: Sequence[Scalar] = (*"abBcd1", "2001-02-03", "2010-12-31")
 ROW_COUNTS = (0, 1, 2, 3, 4, 6, 9)
+UNPROVABLE = (errors.SqlglotError, ValueError, KeyError)  # errors on queries beyond the rules
 
 
 class Sound(Simplifier):
@@ -52,36 +53,55 @@ def proof_plan(
     """See `analyst.proof_plan`."""
     never_null = {(table.lower(), column.lower()) for table, column in required}
     tables = {table.name.lower(): table for table in schema.tables if table.name in ddl}
+    names = _names_of_tables(tables)
+    gold_tree = _query_tree(gold, names)
+    predicted_tree = _query_tree(predicted, names)
+    try:
+        first = _extreme_query(_qualified_copy(gold_tree, tables, names), is_last=False)
+        last = _extreme_query(_qualified_copy(gold_tree, tables, names), is_last=True)
+    except UNPROVABLE:
+        return gold == predicted, [], []
+    have_one_form = _have_one_form(gold_tree, predicted_tree, tables, names, never_null)
+    if have_one_form and not _UNPARSED.search(gold + predicted):
+        return True, [], []
+    scripts = []
+    trees = [gold_tree, predicted_tree]
+    for number in range(DATABASES):
+        rng = random.Random(f"{number}{gold}")
+        script = database_script(ddl, tables, trees, never_null, rng)
+        scripts.append(script)
+    return gold == predicted, [first, last], scripts
+
+
+def _names_of_tables(tables: Tables) -> set[str]:
+    """The lower-cased names of tables and their columns."""
     names: set[str] = set()
     for table in tables.values():
         names.add(table.name.lower())
         names |= {column.name.lower() for column in table.columns}
-    gold_tree = _query_tree(gold, names)
-    predicted_tree = _query_tree(predicted, names)
-    extremes: list[str] = []
-    with contextlib.suppress(errors.SqlglotError, ValueError, KeyError):
-        first = _extreme_query(_qualified_copy(gold_tree, tables, names), is_last=False)
-        last = _extreme_query(_qualified_copy(gold_tree, tables, names), is_last=True)
-        extremes = [first, last]
-        order = gold_tree.args.get("order")
+    return names
+
+
+def _have_one_form(
+    gold_tree: exp.Expr, predicted_tree: exp.Expr, tables: Tables, names: Set[str], never_null: Set[Item]
+) -> bool:
+    """Whether two queries have the same normal form."""
+    order = gold_tree.args.get("order")
+    try:
         gold_form = _normal_form(_qualified_copy(gold_tree, tables, names), never_null, order)
         predicted_form = _normal_form(_qualified_copy(predicted_tree, tables, names), never_null, order)
-        if gold_form == predicted_form and not _UNPARSED.search(gold + predicted):
-            return True, [], []
-    if not extremes:
-        return gold == predicted, [], []
-    scripts = []
-    for number in range(DATABASES):
-        rng = random.Random(f"{number}{gold}")
-        scripts.append(database_script(ddl, tables, [gold_tree, predicted_tree], never_null, rng))
-    return gold == predicted, extremes, scripts
+        return bool(gold_form == predicted_form)
+    except UNPROVABLE:
+        return False
 
 
 def _query_tree(sql: str, names: Set[str]) -> exp.Expr:
     """A tree of a query that may be changed. SQLite takes an unknown name in double quotes for a text."""
-    tree = unwrap(parse(sql) or exp.Placeholder()).copy()
+    shared_tree = parse(sql) or exp.Placeholder()
+    tree = unwrap(shared_tree).copy()
     for column in list(tree.find_all(exp.Column)):
-        if column.this.args.get("quoted") and not column.table and column.name.lower() not in names:
+        is_bare_quoted = column.this.args.get("quoted") and not column.table
+        if is_bare_quoted and column.name.lower() not in names:
             column.replace(exp.Literal.string(column.name))
     return tree
 
@@ -89,12 +109,17 @@ def _query_tree(sql: str, names: Set[str]) -> exp.Expr:
 def _qualified_copy(tree: exp.Expr, tables: Tables, names: Set[str]) -> exp.Expr:
     """A copy in which each column has its table, each table an alias of its own, and no star is left."""
     for node in tree.walk():
-        if type(node).__name__ not in SUPPORTED_NODES or _is_ambiguous(node, names) or _is_other_join(node):
+        is_supported = type(node).__name__ in SUPPORTED_NODES
+        if not is_supported or _is_ambiguous(node, names) or _is_other_join(node):
             raise ValueError(node)
     types: dict[str, object] = {}
     for name, table in tables.items():
-        types[name] = {column.name.lower(): column.type or "TEXT" for column in table.columns}
+        types[name] = _types_of_columns(table)
     return qualify(tree.copy(), schema=types, dialect="sqlite", canonicalize_table_aliases=True)
+
+
+def _types_of_columns(table: Table) -> dict[str, str]:
+    return {column.name.lower(): column.type or "TEXT" for column in table.columns}
 
 
 def _is_ambiguous(node: exp.Expr, names: Set[str]) -> bool:
@@ -115,9 +140,11 @@ def _is_other_join(node: exp.Expr) -> bool:
 
 def _joined_clauses(select: exp.Expr) -> list[exp.Expr]:
     """The FROM and the JOINs of a SELECT."""
+    joins = list(select.args.get("joins") or ())
     start = select.args.get("from_")
-    clauses = [] if start is None else [start]
-    return clauses + list(select.args.get("joins") or ())
+    if start is None:
+        return joins
+    return [start, *joins]
 
 
 def _is_inner(clauses: Sequence[exp.Expr]) -> bool:
@@ -127,24 +154,30 @@ def _is_inner(clauses: Sequence[exp.Expr]) -> bool:
 
 def _order_keys(query: exp.Expr) -> list[exp.Expr]:
     order = query.args.get("order")
-    return list(order.expressions) if order else []
+    if not order:
+        return []
+    return list(order.expressions)
 
 
 def _extreme_query(tree: exp.Expr, is_last: bool) -> str:
     """The query that takes the first (or last) of what chance may choose: rows in the order of their columns behind
     every ORDER BY, and of a column that its groups do not settle the least (or greatest) value.
     """
-    pick = "MAX({0})" if is_last else "CASE WHEN COUNT({0}) = COUNT(*) THEN MIN({0}) END"
+    pick = "CASE WHEN COUNT({0}) = COUNT(*) THEN MIN({0}) END"
+    if is_last:
+        pick = "MAX({0})"
     for select in list(tree.find_all(exp.Select)):
         for column in _unsettled_columns(select):
-            choice = exp.condition(pick.format(column.sql("sqlite")), dialect="sqlite")
+            text = pick.format(column.sql("sqlite"))
+            choice = exp.condition(text, dialect="sqlite")
             column.replace(exp.paren(choice))
     for query in list(tree.find_all(exp.Select, exp.SetOperation)):
         if isinstance(query.parent, exp.SetOperation):
             continue
         keys = _order_keys(query)
         for position in range(1, len(query.selects) + 1):
-            keys.append(exp.Ordered(this=exp.Literal.number(position), desc=is_last))
+            number = exp.Literal.number(position)
+            keys.append(exp.Ordered(this=number, desc=is_last))
         query.set("order", exp.Order(expressions=keys))
     return tree.sql("sqlite")
 
@@ -152,10 +185,15 @@ def _extreme_query(tree: exp.Expr, is_last: bool) -> str:
 def _unsettled_columns(select: exp.Select) -> list[exp.Column]:
     """The columns of a grouped SELECT that stand outside its aggregates."""
     clauses = [*select.expressions]
-    clauses += [clause for clause in (select.args.get("having"), select.args.get("order")) if clause]
+    for name in ("having", "order"):
+        clause = select.args.get(name)
+        if clause:
+            clauses.append(clause)
     aggregates = []
     for clause in clauses:
-        aggregates += [call for call in clause.find_all(exp.AggFunc) if call.parent_select is select]
+        for call in clause.find_all(exp.AggFunc):
+            if call.parent_select is select:
+                aggregates.append(call)
     if not aggregates and not select.args.get("group"):
         return []
     aliases = {clause.this.alias_or_name for clause in _joined_clauses(select)}
@@ -163,7 +201,8 @@ def _unsettled_columns(select: exp.Select) -> list[exp.Column]:
     for clause in clauses:
         for column in clause.find_all(exp.Column):
             # A column is inside an aggregate of this SELECT if that is the nearest aggregate or SELECT around it.
-            if column.table in aliases and column.find_ancestor(exp.AggFunc, exp.Select) not in aggregates:
+            nearest = column.find_ancestor(exp.AggFunc, exp.Select)
+            if column.table in aliases and nearest not in aggregates:
                 columns.append(column)
     return columns
 
@@ -193,20 +232,30 @@ def _sort_inner_joins(select: exp.Select) -> None:
     clauses = _joined_clauses(select)
     if len(clauses) < 2 or not _is_inner(clauses):
         return
-    conditions = [clause.args["on"] for clause in clauses if clause.args.get("on")]
+    conditions = []
+    tables = []
+    for clause in clauses:
+        tables.append(clause.this)
+        condition = clause.args.get("on")
+        if condition:
+            conditions.append(condition)
     select.where(*conditions, copy=False)
-    first, *others = sorted((clause.this for clause in clauses), key=lambda table: str(table.this))
+    first, *others = sorted(tables, key=lambda table: str(table.this))
     select.set("from_", exp.From(this=first))
     select.set("joins", [exp.Join(this=table) for table in others])
 
 
 def _drop_aliases(tree: exp.Expr) -> None:
     """Take the names off the result's columns, which nothing reads but ORDER BY."""
-    by_alias = {item.alias: item.unalias() for item in tree.expressions}
+    bare_items = [item.unalias() for item in tree.expressions]
+    by_alias: dict[str, exp.Expr] = {}
+    for item, bare_item in zip(tree.expressions, bare_items, strict=True):
+        by_alias[item.alias] = bare_item
     for key in _order_keys(tree):
         if isinstance(key.this, exp.Column) and not key.this.table:
-            key.set("this", by_alias[key.this.name].copy())
-    tree.set("expressions", [item.unalias() for item in tree.expressions])
+            item = by_alias[key.this.name]
+            key.set("this", item.copy())
+    tree.set("expressions", bare_items)
 
 
 def _count_rows(tree: exp.Expr, never_null: Set[Item]) -> None:
@@ -214,12 +263,14 @@ def _count_rows(tree: exp.Expr, never_null: Set[Item]) -> None:
     clauses = _joined_clauses(tree)
     table_of: dict[str, str] = {}
     if _is_inner(clauses):
-        table_of = {clause.this.alias: clause.this.name.lower() for clause in clauses}
+        for clause in clauses:
+            table_of[clause.this.alias] = clause.this.name.lower()
     for count in tree.find_all(exp.Count):
         counted = count.this
         is_value = isinstance(counted, exp.Literal)
         if isinstance(counted, exp.Column):
-            is_value = (table_of.get(counted.table, ""), counted.name.lower()) in never_null
+            table = table_of.get(counted.table, "")
+            is_value = (table, counted.name.lower()) in never_null
         if count.parent_select is tree and is_value:
             count.set("this", exp.Star())
 
@@ -234,24 +285,34 @@ def database_script(
     used: set[str] = set()
     for tree in trees:
         used |= {node.name.lower() for node in tree.find_all(exp.Table)}
-    used_tables = [tables[name] for name in tables if name in used]
-    creates = [ddl[table.name] for table in used_tables]
+    creates: list[str] = []
     inserts: list[str] = []
     deletes: list[str] = []
-    for table in used_tables:
+    for name, table in tables.items():
+        if name not in used:
+            continue
+        creates.append(ddl[table.name])
         deletes += _orphan_deletes(table, used)
         rows = _random_rows(table, values_near, row_counts, never_null, rng)
         if rows:
-            names = ", ".join(quoted(column.name) for column in table.columns)
-            inserts.append(f"INSERT OR IGNORE INTO {quoted(table.name)} ({names}) VALUES {', '.join(rows)}")
-    return ";\n".join([*creates, *inserts, *(deletes * 9)])  # A chain of references is followed over nine tables.
+            inserts.append(_insert_statement(table, rows))
+    deletes_along_chains = deletes * 9  # A chain of references is followed over nine tables.
+    return ";\n".join([*creates, *inserts, *deletes_along_chains])
+
+
+def _insert_statement(table: Table, rows: Sequence[str]) -> str:
+    columns = ", ".join(quoted(column.name) for column in table.columns)
+    values = ", ".join(rows)
+    return f"INSERT OR IGNORE INTO {quoted(table.name)} ({columns}) VALUES {values}"
 
 
 def _values_near_constants(trees: Sequence[exp.Expr]) -> tuple[Mapping[str, Sequence[Scalar]], Sequence[int]]:
     """Values at and beside the constants that queries compare, by lower-cased column; and numbers of rows to try."""
     values: defaultdict[str, list[Scalar]] = defaultdict(list)
     row_counts = list(ROW_COUNTS)
-    literals = [literal for tree in trees for literal in tree.find_all(exp.Literal)]
+    literals: list[exp.Literal] = []
+    for tree in trees:
+        literals += tree.find_all(exp.Literal)
     for literal in literals:
         bare = literal.name.replace("%", "").replace("_", "a")
         if bare.isdigit() and len(bare) < 2:  # It may be a LIMIT, or a bound of COUNT(*).
@@ -259,12 +320,21 @@ def _values_near_constants(trees: Sequence[exp.Expr]) -> tuple[Mapping[str, Sequ
         condition = literal.find_ancestor(exp.Predicate)
         if condition is None:
             continue
-        for name in {column.name.lower() for column in condition.find_all(exp.Column)}:
-            values[name] += [bare, bare, f"{bare}b", f"a{bare}", bare.swapcase(), bare[:-1]]
-            with contextlib.suppress(ValueError):
-                number = float(bare)
-                values[name] += [number, number, number - 1, number + 1]
+        names = {column.name.lower() for column in condition.find_all(exp.Column)}
+        near = _values_near(bare)
+        for name in names:
+            values[name] += near
     return values, row_counts
+
+
+def _values_near(constant: str) -> list[Scalar]:
+    """A constant, texts that differ from it a little, and the numbers beside it."""
+    near: list[Scalar] = [constant, constant]
+    near += [f"{constant}b", f"a{constant}", constant.swapcase(), constant[:-1]]
+    with contextlib.suppress(ValueError):
+        number = float(constant)
+        near += [number, number, number - 1, number + 1]
+    return near
 
 
 def _orphan_deletes(table: Table, used: Set[str]) -> list[str]:
@@ -294,12 +364,9 @@ def _random_rows(
     pools: list[list[Scalar]] = []
     for column in table.columns:
         name = column.name.lower()
-        is_number = bool(_NUMBER_TYPE.search(column.type.upper()))
-        common = [*(SOME_NUMBERS if is_number else SOME_TEXTS)]
-        near = [value for value in values_near.get(name, ()) if isinstance(value, float) == is_number]
-        if column.primary_key or column.name in foreign:
-            pool = [*common, *near]
-        else:
+        common, near = _candidate_values(column, values_near)
+        pool = [*common, *near]
+        if not column.primary_key and column.name not in foreign:
             pool = rng.choices([*near * 2, *common], k=rng.choice((2, 3, 5)))
         if (table.name.lower(), name) not in never_null:
             pool += [None] * math.ceil(len(pool) * null_share)
@@ -309,3 +376,17 @@ def _random_rows(
         row = tuple(rng.choice(pool) for pool in pools)
         rows.append(exp.convert(row).sql("sqlite"))
     return rows
+
+
+def _candidate_values(
+    column: Column, values_near: Mapping[str, Sequence[Scalar]]
+) -> tuple[Sequence[Scalar], list[Scalar]]:
+    """The common values of a column's type, and those of this type near the constants that it is compared with."""
+    is_number = bool(_NUMBER_TYPE.search(column.type.upper()))
+    near: list[Scalar] = []
+    for value in values_near.get(column.name.lower(), ()):
+        if isinstance(value, float) == is_number:
+            near.append(value)
+    if is_number:
+        return SOME_NUMBERS, near
+    return SOME_TEXTS, near

@@ -5,7 +5,7 @@ CASE, window, bracketed conditions, EXISTS, outer joins, ...), sqlglot reads and
 sense: a CTE, and a subquery anywhere but in FROM, is a nested query; a window function is an aggregation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sqlglot import exp
@@ -29,7 +29,9 @@ class Counts(NamedTuple):
 def hardness(sql: str, engine: str = "sqlite") -> Hardness:
     """The level of a query; "extra" for text that cannot be read at all."""
     counts = count_components(sql, engine)
-    return "extra" if counts is None else level(counts)
+    if counts is None:
+        return "extra"
+    return level(counts)
 
 
 def level(counts: Counts) -> Hardness:
@@ -66,23 +68,41 @@ def _official_counts(query: spider_grammar.ParsedQuery) -> Counts:
     """The counts with the official habits: an item of SELECT aggregates only if it starts with an aggregate; a NOT
     counts as an aggregation, and so does each AND and OR of a HAVING.
     """
-    conditions = [*query.on, *query.where, *query.having]
-    first = bool(query.where) + bool(query.group) + bool(query.order) + query.limited + max(0, query.units - 1)
-    for condition in conditions:
-        first += (condition.joined_by == "or") + (condition.operator == "like")
-    second = sum(condition.nested for condition in conditions) + query.combined
+    component1 = bool(query.where) + bool(query.group) + bool(query.order)
+    component1 += query.limited
+    component1 += max(0, query.units - 1)
+    component2 = int(query.combined)
+    for condition in (*query.on, *query.where, *query.having):
+        component1 += condition.joined_by == "or"
+        component1 += condition.operator == "like"
+        component2 += condition.nested
 
+    aggregates = 0
+    for aggregate, _ in query.select:
+        aggregates += aggregate != "none"
+    for key in _official_keys(query):
+        aggregates += key.aggregate != "none"
+    for condition in (*query.where, *query.having):
+        aggregates += condition.negated
+    for condition in query.having:
+        aggregates += condition.joined_by != ""
+    others = _count_above_one(aggregates, len(query.select), len(query.where), len(query.group))
+    return Counts(component1, component2, others)
+
+
+def _official_keys(query: spider_grammar.ParsedQuery) -> list[spider_grammar.ColumnUnit]:
+    """The columns of GROUP BY and ORDER BY."""
     keys = list(query.group)
     for value in query.order:
         keys.append(value.left)
         if value.right is not None:
             keys.append(value.right)
-    aggregates = sum(aggregate != "none" for aggregate, _ in query.select)
-    aggregates += sum(key.aggregate != "none" for key in keys)
-    aggregates += sum(condition.negated for condition in (*query.where, *query.having))
-    aggregates += sum(condition.joined_by != "" for condition in query.having)
-    others = (aggregates > 1) + (len(query.select) > 1) + (len(query.where) > 1) + (len(query.group) > 1)
-    return Counts(first, second, others)
+    return keys
+
+
+def _count_above_one(*counts: int) -> int:
+    """The number of counts that are greater than one."""
+    return sum(count > 1 for count in counts)
 
 
 def _tree_counts(tree: exp.Expr) -> Counts:
@@ -93,42 +113,99 @@ def _tree_counts(tree: exp.Expr) -> Counts:
         select = unwrap(select.this)
     joins = select.args.get("joins") or ()
     join_conditions = [join.args["on"] for join in joins if join.args.get("on")]
-    where_condition = select.args["where"].this if select.args.get("where") else None
-    having_condition = select.args["having"].this if select.args.get("having") else None
-    on = [comparison for condition in join_conditions for comparison in _comparisons(condition)]
+    where_condition = _clause_condition(select, "where")
+    having_condition = _clause_condition(select, "having")
+    on: list[exp.Expr] = []
+    for condition in join_conditions:
+        on += _comparisons(condition)
     where = list(_comparisons(where_condition))
     having = list(_comparisons(having_condition))
-    group = select.args["group"].expressions if select.args.get("group") else []
-    order = select.args["order"].expressions if select.args.get("order") else []
+    selected = select.expressions
+    group = _clause_keys(select, "group")
+    order = _clause_keys(select, "order")
 
-    first = bool(where) + bool(group) + bool(order) + len(joins)
-    first += bool(select.args.get("limit") or select.args.get("fetch"))
+    component1 = bool(where) + bool(group) + bool(order)
+    component1 += len(joins)
+    component1 += _is_limited(select)
     for condition in (*join_conditions, where_condition, having_condition):
-        if condition is not None:
-            first += len(list(condition.find_all(exp.Or)))
+        component1 += _count_ors(condition)
     for comparison in (*on, *where, *having):
-        pattern = comparison.this.unnest() if isinstance(comparison, exp.Not) else comparison
-        first += isinstance(pattern, PATTERNS)
+        component1 += _is_pattern(comparison)
 
-    second = int(query is not select)
-    owners_of_ctes = {id(owner): owner for owner in (tree, query, select)}
-    for owner in owners_of_ctes.values():
-        if owner.args.get("with_"):
-            second += len(owner.args["with_"].expressions)
-    for node in (*on, *where, *having, *select.expressions, *group, *order):
-        second += len(_outermost(node, exp.Query))
+    component2 = int(query is not select)
+    component2 += _count_ctes([tree, query, select])
+    for node in (*on, *where, *having, *selected, *group, *order):
+        component2 += len(_outermost(node, exp.Query))
 
-    # An aggregation inside a query is that query's.
-    kinds = (*AGGREGATES, exp.Query)
     aggregates = 0
-    for item in select.expressions:
-        aggregates += any(isinstance(node, AGGREGATES) for node in _outermost(item, kinds))
+    for item in selected:
+        aggregates += _count_aggregates(item) > 0
     for key in order:
-        aggregates += sum(isinstance(node, AGGREGATES) for node in _outermost(key, kinds))
+        aggregates += _count_aggregates(key)
     for comparison in (*where, *having):
-        aggregates += isinstance(comparison, exp.Not) or bool(comparison.args.get("negate"))
-    others = (aggregates > 1) + (len(select.expressions) > 1) + (len(where) > 1) + (len(group) > 1)
-    return Counts(first, second, others)
+        aggregates += _is_negated(comparison)
+    others = _count_above_one(aggregates, len(selected), len(where), len(group))
+    return Counts(component1, component2, others)
+
+
+def _clause_condition(select: exp.Expr, clause: str) -> exp.Expr | None:
+    """The condition of WHERE or HAVING."""
+    node = select.args.get(clause)
+    if not node:
+        return None
+    condition: exp.Expr = node.this
+    return condition
+
+
+def _clause_keys(select: exp.Expr, clause: str) -> list[exp.Expr]:
+    """The keys of GROUP BY or ORDER BY."""
+    node = select.args.get(clause)
+    if not node:
+        return []
+    keys: list[exp.Expr] = node.expressions
+    return keys
+
+
+def _is_limited(select: exp.Expr) -> bool:
+    limit = select.args.get("limit")
+    fetch = select.args.get("fetch")
+    return bool(limit or fetch)
+
+
+def _count_ors(condition: exp.Expr | None) -> int:
+    if condition is None:
+        return 0
+    return len(list(condition.find_all(exp.Or)))
+
+
+def _is_pattern(comparison: exp.Expr) -> bool:
+    """Whether a comparison is a LIKE or its kin, with or without a NOT."""
+    if isinstance(comparison, exp.Not):
+        return isinstance(comparison.this.unnest(), PATTERNS)
+    return isinstance(comparison, PATTERNS)
+
+
+def _is_negated(comparison: exp.Expr) -> bool:
+    if isinstance(comparison, exp.Not):
+        return True
+    return bool(comparison.args.get("negate"))
+
+
+def _count_ctes(owners: Sequence[exp.Expr]) -> int:
+    """The number of WITH queries of these nodes, of which several may be the same one."""
+    distinct_owners = {id(owner): owner for owner in owners}
+    count = 0
+    for owner in distinct_owners.values():
+        with_clause = owner.args.get("with_")
+        if with_clause:
+            count += len(with_clause.expressions)
+    return count
+
+
+def _count_aggregates(node: exp.Expr) -> int:
+    """The number of outermost aggregations. One inside a subquery belongs to that subquery."""
+    outermost = _outermost(node, (*AGGREGATES, exp.Query))
+    return sum(isinstance(inner, AGGREGATES) for inner in outermost)
 
 
 def _comparisons(node: exp.Expr | None) -> Iterator[exp.Expr]:

@@ -42,17 +42,23 @@ def columns_of(schema: Schema) -> dict[str, tuple[str, ...]]:
     """Column names by table name, all lower-cased; of tables whose names differ in case alone those of all."""
     columns: dict[str, tuple[str, ...]] = {}
     for table in schema.tables:
-        name = table.name.lower()
-        names = (column.name.lower() for column in table.columns)
-        columns[name] = (*columns.get(name, ()), *names)
+        table_name = table.name.lower()
+        names = [column.name.lower() for column in table.columns]
+        columns.setdefault(table_name, ())
+        columns[table_name] += tuple(names)
     return columns
 
 
 def known_name(table: exp.Expr, known: Container[str]) -> str:
     """The lower-cased name of a table, or of a column's table: with its schema if that is how it is known."""
-    name = table.table if isinstance(table, exp.Column) else table.name
-    qualified = f"{table.text('db').lower()}.{name.lower()}"
-    return qualified if qualified in known else name.lower()
+    name = table.name.lower()
+    if isinstance(table, exp.Column):
+        name = table.table.lower()
+    database_schema = table.text("db").lower()
+    qualified = f"{database_schema}.{name}"
+    if qualified in known:
+        return qualified
+    return name
 
 
 def resolve_names(sql: str, schema: Schema, engine: str) -> Resolved | None:
@@ -72,10 +78,8 @@ def resolve_names(sql: str, schema: Schema, engine: str) -> Resolved | None:
     sources = [resolver.source_of(column) for column in columns]  # before any column changes
     for column, source in zip(columns, sources, strict=True):
         _qualify(column, source)
-    tables: set[str] = set()
-    for by_alias in resolver.sources.values():
-        tables |= {source.table for source in by_alias.values() if source.table}
-    return Resolved(tree, frozenset(tables), tuple(resolver.unknown), resolver.ctes)
+    tables = frozenset(resolver.base_tables())
+    return Resolved(tree, tables, tuple(resolver.unknown), resolver.ctes)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,8 +90,9 @@ class _Source:
     columns: tuple[str, ...] | None  # Lower-cased names; None if they are not known, so that any name passes.
 
     def has(self, column: str) -> bool:
-        is_built_in = self.table is not None and column in _BUILT_IN_COLUMNS
-        return is_built_in or self.columns is None or column in self.columns
+        if self.columns is None or column in self.columns:
+            return True
+        return self.table is not None and column in _BUILT_IN_COLUMNS
 
 
 _STRING = _Source(None, ())  # no source at all: SQLite reads an unknown "name" as a string
@@ -95,16 +100,18 @@ _STRING = _Source(None, ())  # no source at all: SQLite reads an unknown "name" 
 
 def _qualify(column: exp.Column, source: _Source | None) -> None:
     """Qualify a column by its table's own name, or one of a subquery by nothing."""
-    table = source.table if source is not None else None
-    identifier = exp.to_identifier(table) if table else None
     if source is _STRING:
         column.replace(exp.Literal.string(column.name))
-    elif not isinstance(column.this, exp.Star):
+        return
+    table = None
+    if source is not None and source.table:
+        table = exp.to_identifier(source.table)
+    if not isinstance(column.this, exp.Star):
         column.set("this", exp.to_identifier(column.name.lower()))
-        column.set("table", identifier)
+        column.set("table", table)
         column.set("db", None)
-    elif table is not None:  # the star of a subquery keeps its alias
-        column.set("table", identifier)
+    elif source is not None and source.table is not None:  # the star of a subquery keeps its alias
+        column.set("table", table)
 
 
 class _Resolver:
@@ -158,16 +165,21 @@ class _Resolver:
         for join in select.args.get("joins") or ():
             right = self.alias(join.this)
             for name in join.args.get("using") or ():
-                left = ""
-                for alias, source in sources.items():
-                    if alias != right and source.has(name.name.lower()):
-                        left = alias
-                        break
-                condition: exp.Expr = exp.EQ(this=exp.column(name.name, left), expression=exp.column(name.name, right))
+                left = _other_holder(name.name.lower(), right, sources)
+                left_column = exp.column(name.name, left)
+                right_column = exp.column(name.name, right)
+                condition: exp.Expr = exp.EQ(this=left_column, expression=right_column)
                 if join.args.get("on") is not None:
                     condition = exp.and_(join.args["on"], condition)
                 join.set("on", condition)
             join.set("using", None)
+
+    def base_tables(self) -> Iterator[str]:
+        """The names of the base tables of all SELECTs."""
+        for by_alias in self.sources.values():
+            for source in by_alias.values():
+                if source.table:
+                    yield source.table
 
     def alias(self, node: exp.Expr) -> str:
         """The key of a source: its alias, else its name, as the schema has it."""
@@ -177,7 +189,9 @@ class _Resolver:
 
     def _outputs(self, query: exp.Expr) -> tuple[str, ...] | None:
         """The column names of a subquery; None if they are not known."""
-        select = query.find(exp.Select) if isinstance(query, exp.Query) else None
+        if not isinstance(query, exp.Query):
+            return None
+        select = query.find(exp.Select)
         if select is None:
             return None
         names: list[str] = []
@@ -185,9 +199,10 @@ class _Resolver:
             if not projection.is_star:
                 names.append(projection.alias_or_name.lower())
                 continue
-            is_qualified = projection.name == "*" and isinstance(projection, exp.Column)
+            is_qualified = isinstance(projection, exp.Column) and projection.name == "*"
             for alias, source in self.from_sources(select).items():
-                if is_qualified and projection.table.lower() not in (alias, alias.rpartition(".")[2]):
+                bare_alias = alias.rpartition(".")[2]
+                if is_qualified and projection.table.lower() not in (alias, bare_alias):
                     continue
                 if source.columns is None:
                     return None
@@ -201,28 +216,61 @@ class _Resolver:
         owner = known_name(column, self.schema)  # "b.t" of the column b.t.x
         for select in _selects_around(column):
             sources = self.sources[id(select)]
-            if owner in sources:
-                qualifier = owner
-            elif qualifier and qualifier not in sources:  # hr.person without an alias is person, too
-                qualifier = next((alias for alias in sources if alias.endswith(f".{qualifier}")), qualifier)
+            qualifier = _matching_alias(qualifier, owner, sources)
             if isinstance(column.this, exp.Star):
                 return sources.get(qualifier)
             if qualifier and qualifier in sources:
                 if sources[qualifier].has(name):
                     return sources[qualifier]
                 break
-            if not qualifier:
-                holders = [source for source in sources.values() if source.has(name)]
-                if holders:  # a certain one before a possible one
-                    return min(holders, key=lambda source: source.columns is None)
-                if any(item.alias and item.alias.lower() == name for item in select.expressions):
-                    return None
+            if qualifier:
+                continue
+            source = _likely_holder(name, sources)
+            if source is not None:
+                return source
+            if _has_alias(select, name):
+                return None
         # An unknown name that is quoted and compared with something is meant as a string.
-        if not qualifier and column.this.args.get("quoted") and isinstance(column.parent, _OPERAND):
+        is_bare_quoted = not qualifier and column.this.args.get("quoted")
+        if is_bare_quoted and isinstance(column.parent, _OPERAND):
             return _STRING
         elsewhere = tuple(table for table, columns in self.schema.items() if name in columns)
-        self.unknown.append(Unknown(column.sql().replace('"', ""), "column", elsewhere))
+        text = column.sql().replace('"', "")
+        self.unknown.append(Unknown(text, "column", elsewhere))
         return None
+
+
+def _other_holder(column: str, right: str, sources: Mapping[str, _Source]) -> str:
+    """The first alias but the right one whose source has a column; "" if there is none."""
+    for alias, source in sources.items():
+        if alias != right and source.has(column):
+            return alias
+    return ""
+
+
+def _matching_alias(qualifier: str, owner: str, sources: Mapping[str, _Source]) -> str:
+    """The alias that a column's qualifier stands for; the qualifier itself if there is none."""
+    if owner in sources:
+        return owner
+    if not qualifier or qualifier in sources:
+        return qualifier
+    for alias in sources:  # hr.person without an alias is person, too
+        if alias.endswith(f".{qualifier}"):
+            return alias
+    return qualifier
+
+
+def _likely_holder(column: str, sources: Mapping[str, _Source]) -> _Source | None:
+    """The first source that has a column; a certain one goes before one whose columns are not known."""
+    holders = [source for source in sources.values() if source.has(column)]
+    if not holders:
+        return None
+    return min(holders, key=lambda source: source.columns is None)
+
+
+def _has_alias(query: exp.Expr, name: str) -> bool:
+    """Whether an item of a SELECT list bears an alias."""
+    return any(item.alias and item.alias.lower() == name for item in query.expressions)
 
 
 def _selects_around(column: exp.Column) -> Iterator[exp.Select]:
@@ -241,15 +289,22 @@ def _selects_around(column: exp.Column) -> Iterator[exp.Select]:
 def from_items(select: exp.Select) -> Iterator[exp.Expr]:
     """The tables and subqueries of FROM and JOIN, parentheses opened."""
     start = select.args.get("from_")
-    items = [start.this] if start is not None else []
-    items += [join.this for join in select.args.get("joins") or ()]
+    items = _joined_items(select)
+    if start is not None:
+        items.insert(0, start.this)
     while items:
         item = items.pop(0)
-        items = [join.this for join in item.args.get("joins") or ()] + items
+        items = [*_joined_items(item), *items]
         if isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery):
             items.insert(0, item.this)
         else:
             yield item
+
+
+def _joined_items(node: exp.Expr) -> list[exp.Expr]:
+    """The tables and subqueries of a node's JOINs."""
+    joins = node.args.get("joins") or ()
+    return [join.this for join in joins]
 
 
 # The tables and columns of the database that a query reads.
@@ -269,18 +324,24 @@ def schema_items(sql: str, schema: Schema, engine: str = "sqlite") -> SchemaItem
     columns: set[Item] = set()
     try:
         for scope in traverse_scope(tree):
-            bases: list[tuple[str, str]] = []  # alias, table
-            for alias, source in scope_sources(scope):
-                if isinstance(source, exp.Table):
-                    bases.append((alias.lower(), known_name(source, known)))
-            tables.update(table for _, table in bases)
-            columns |= _scope_items(scope, bases, known)
+            base_tables = _base_tables(scope, known)
+            tables.update(table for _, table in base_tables)
+            columns |= _scope_items(scope, base_tables, known)
     except Exception:  # sqlglot's scopes raise freely on trees that parse but make no sense
         return None
     return SchemaItems(frozenset(tables), frozenset(columns))
 
 
-def _scope_items(scope: Scope, bases: Sequence[tuple[str, str]], known: Known) -> set[Item]:
+def _base_tables(scope: Scope, known: Known) -> list[tuple[str, str]]:
+    """The alias and the name of each base table of a scope, in lower case."""
+    base_tables: list[tuple[str, str]] = []
+    for alias, source in scope_sources(scope):
+        if isinstance(source, exp.Table):
+            base_tables.append((alias.lower(), known_name(source, known)))
+    return base_tables
+
+
+def _scope_items(scope: Scope, base_tables: Sequence[tuple[str, str]], known: Known) -> set[Item]:
     """The base columns that one scope reads by name, by a star, or by a join on columns of one name."""
     items: set[Item] = set()
     for column in scope_columns(scope):
@@ -288,51 +349,79 @@ def _scope_items(scope: Scope, bases: Sequence[tuple[str, str]], known: Known) -
         if item is not None:
             items.add(item)
     for star in _own_stars(scope):
-        for alias, table in bases:
+        for alias, table in base_tables:
             if star in ("", alias):
                 items |= {(table, name) for name in known.get(table, ())}
     # USING and NATURAL compare columns that stand nowhere else.
+    columns_of_tables = {table: known.get(table, frozenset()) for _, table in base_tables}
     for join in scope.expression.args.get("joins") or []:
-        names = {identifier.name.lower() for identifier in join.args.get("using") or []}
-        if join.args.get("method") == "NATURAL" and bases:
-            names |= frozenset.intersection(*(known.get(table, frozenset()) for _, table in bases))
-        for _, table in bases:
-            items |= {(table, name) for name in names & known.get(table, frozenset())}
+        compared = _names_compared_by(join, columns_of_tables)
+        for table, columns in columns_of_tables.items():
+            items |= {(table, name) for name in compared & columns}
     return items
+
+
+def _names_compared_by(join: exp.Expr, columns_of_tables: Known) -> set[str]:
+    """The lower-cased columns that USING names, or that all tables of a NATURAL JOIN have."""
+    names = {identifier.name.lower() for identifier in join.args.get("using") or []}
+    if join.args.get("method") == "NATURAL" and columns_of_tables:
+        names |= frozenset.intersection(*columns_of_tables.values())
+    return names
 
 
 def _read_item(scope: Scope, column: exp.Column, known: Known) -> Item | None:
     """The base column that a column stands for, under the table "" if no table has it; None for another's output."""
     name = column.name.lower()
     qualifier = column.table.lower()
-    owner = known_name(column, known)
     query = unwrap(scope.expression)
     if not qualifier and _is_output_in_order(column, query):
         return None
     level: Scope | None = scope
     while level is not None:
-        for alias, source in scope_sources(level):
-            if qualifier and alias.lower() != qualifier:
-                continue
-            if isinstance(source, exp.Table):
-                table = known_name(source, known)
-                if owner not in (qualifier, table):
-                    continue
-                if qualifier or name in known.get(table, ()):
-                    return table, name
-            elif qualifier or name in _scope_outputs(source, known):
-                return None  # the column of a subquery: its own scope has the columns that it reads
+        is_read, table = _table_in_scope(column, level, known)
+        if is_read:
+            return None if table is None else (table, name)
         level = level.parent
-    items = getattr(query, "expressions", [])
-    is_alias = any(isinstance(item, exp.Alias) and item.alias.lower() == name for item in items)
-    if not qualifier and (is_alias or column.this.args.get("quoted") or name in ("rowid", "oid")):
+    if not qualifier and _is_alias_or_built_in(column, query):
         return None
     return "", name
 
 
+def _table_in_scope(column: exp.Column, scope: Scope, known: Known) -> tuple[bool, str | None]:
+    """Whether a source of a scope has a column, and that source's table: None for a subquery, whose own scope has the
+    columns that it reads.
+    """
+    name = column.name.lower()
+    qualifier = column.table.lower()
+    owner = known_name(column, known)
+    for alias, source in scope_sources(scope):
+        if qualifier and alias.lower() != qualifier:
+            continue
+        if isinstance(source, exp.Table):
+            table = known_name(source, known)
+            if owner not in (qualifier, table):
+                continue
+            if qualifier or name in known.get(table, ()):
+                return True, table
+        elif qualifier or name in _scope_outputs(source, known):
+            return True, None
+    return False, None
+
+
+def _is_alias_or_built_in(column: exp.Column, query: exp.Expr) -> bool:
+    """Whether a name that no table has is an alias of the query, a quoted text, or the built-in number of a row."""
+    name = column.name.lower()
+    for item in getattr(query, "expressions", []):
+        if isinstance(item, exp.Alias) and item.alias.lower() == name:
+            return True
+    return bool(column.this.args.get("quoted")) or name in ("rowid", "oid")
+
+
 def _is_output_in_order(column: exp.Column, query: exp.Expr) -> bool:
     """Whether a name is a whole term of the query's own ORDER BY and names an output, which goes before a column."""
-    order = column.parent.parent if isinstance(column.parent, exp.Ordered) else None
+    if not isinstance(column.parent, exp.Ordered):
+        return False
+    order = column.parent.parent
     if order is None or order.parent is not query:
         return False
     outputs = {output.lower() for output in getattr(query, "named_selects", [])}

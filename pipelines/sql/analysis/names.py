@@ -28,16 +28,12 @@ def naming(sql: str) -> tuple[list[str], list[str], bool] | None:
     A column counts where it can only be one of a table: not the output of a subquery or a CTE, not an alias, and no
     word in double quotes without its table, which SQLite takes as text where there is no such column.
     """
-    tree = None
-    for engine in _ENGINES:
-        tree = parse(sql, engine)
-        if tree is not None:
-            break
+    tree = _parse_in_any_dialect(sql)
     if tree is None:
         return None
     lowered = sql.lower()
     try:
-        names = _database_names(tree, lowered)
+        names = _names_read(tree, lowered)
     except Exception:  # sqlglot's scopes raise freely on trees that parse but make no sense
         return None
     literals = _written_literals(tree)
@@ -52,7 +48,16 @@ def naming(sql: str) -> tuple[list[str], list[str], bool] | None:
     return sorted(names), sorted(words), writes_text
 
 
-def _database_names(tree: exp.Expr, sql: str) -> set[str]:
+def _parse_in_any_dialect(sql: str) -> exp.Expr | None:
+    """The tree of a query by the first engine that reads it."""
+    for engine in _ENGINES:
+        tree = parse(sql, engine)
+        if tree is not None:
+            return tree
+    return None
+
+
+def _names_read(tree: exp.Expr, sql: str) -> set[str]:
     """The names of the tables and columns of the database that a query reads."""
     names: set[str] = set()
     for scope in traverse_scope(tree):
@@ -69,9 +74,14 @@ def _made_names(tree: exp.Expr) -> list[str]:
     """The names that a query makes up: aliases, CTEs and their columns, keys of structs, named arguments."""
     names: list[str] = []
     for node in tree.find_all(exp.Alias, exp.TableAlias):
-        names.append(node.alias if isinstance(node, exp.Alias) else node.name)
-        names += [column.name for column in node.args.get("columns") or []]
-    names += [key.name for key in tree.find_all(exp.PropertyEQ, exp.Kwarg)]
+        if isinstance(node, exp.Alias):
+            names.append(node.alias)
+        else:
+            names.append(node.name)
+        columns = node.args.get("columns") or []
+        names += [column.name for column in columns]
+    for key in tree.find_all(exp.PropertyEQ, exp.Kwarg):
+        names.append(key.name)
     return names
 
 
@@ -79,25 +89,40 @@ def _written_literals(tree: exp.Expr) -> list[str]:
     """The texts that may come out as they stand: no condition compares with them, no function reads a table by them."""
     literals: list[str] = []
     for node in tree.find_all(exp.Literal, exp.HexString, exp.RawString, exp.National, exp.ByteString):
-        if isinstance(node, exp.Literal) and not (node.is_string and _LETTER.search(node.name)):
+        if isinstance(node, exp.Literal) and not _is_word(node):
             continue
         clause = node.find_ancestor(exp.Where, exp.Having, exp.Join, exp.Table)
-        is_pragma = isinstance(clause, exp.Table) and clause.this.name.lower().startswith("pragma_")
-        if clause is None or (isinstance(clause, exp.Table) and not is_pragma):
+        if clause is None or _is_plain_table_function(clause):
             literals.append(node.name)
     return literals
+
+
+def _is_word(literal: exp.Literal) -> bool:
+    """Whether a literal is a text with a letter in it."""
+    return literal.is_string and _LETTER.search(literal.name) is not None
+
+
+def _is_plain_table_function(clause: exp.Expr) -> bool:
+    """Whether a clause is a table that is no pragma: a text in it is an argument that may come out."""
+    if not isinstance(clause, exp.Table):
+        return False
+    name = clause.this.name.lower()
+    return not name.startswith("pragma_")
 
 
 def _makes_text(tree: exp.Expr) -> bool:
     """Whether a query puts text together."""
     if tree.find(exp.DPipe) is not None:
         return True
-    return any(function_name(node).lower() in _MAKE_TEXT for node in tree.find_all(exp.Func))
+    called = {function_name(call).lower() for call in tree.find_all(exp.Func)}
+    return not called.isdisjoint(_MAKE_TEXT)
 
 
 def function_name(call: exp.Func) -> str:
     """The name of the function that is called, in any case."""
-    return call.name if isinstance(call, exp.Anonymous) else call.sql_name()
+    if isinstance(call, exp.Anonymous):
+        return call.name
+    return call.sql_name()
 
 
 def _is_double_quoted(name: str, sql: str) -> bool:
@@ -184,33 +209,44 @@ def lookups(sql: str, schema: Schema | None, engine: str) -> list[Compared]:
         if source is None:
             continue
         table = ".".join(part.name for part in source.parts)
-        probe = exp.select(exp.column(column.this.copy())).distinct().from_(exp.to_table(table)).sql(engine)
+        probe = _values_query(column, table).sql(engine)
         for text in texts:
-            compared.setdefault((table, column.name, text), (table, column.name, text, probe))
+            key = (table, column.name, text)
+            compared.setdefault(key, (*key, probe))
     return list(compared.values())
+
+
+def _values_query(column: exp.Column, table: str) -> exp.Select:
+    """The query that shows the values of a column."""
+    bare_column = exp.column(column.this.copy())
+    return exp.select(bare_column).distinct().from_(exp.to_table(table))
 
 
 def _tables_by_column(schema: Schema | None) -> dict[str, set[str]]:
     """The tables that have a column, by its name, all in lower case."""
     tables: dict[str, set[str]] = {}
-    if schema is not None:
-        for table in schema.tables:
-            for column in table.columns:
-                tables.setdefault(column.name.lower(), set()).add(table.name.lower())
+    if schema is None:
+        return tables
+    for table in schema.tables:
+        for column in table.columns:
+            holders = tables.setdefault(column.name.lower(), set())
+            holders.add(table.name.lower())
     return tables
 
 
 def _compared_texts(comparison: exp.Expr, tables_by_column: Mapping[str, set[str]]) -> list[str]:
     """The texts on the right side of a comparison, without the signs of a pattern at their ends."""
+    operands = [comparison.expression]
+    if isinstance(comparison, exp.In):
+        operands = comparison.expressions
     texts = []
-    others = comparison.expressions if isinstance(comparison, exp.In) else [comparison.expression]
-    for other in others:
-        is_text = isinstance(other, exp.Literal) and other.is_string
+    for operand in operands:
+        is_text = isinstance(operand, exp.Literal) and operand.is_string
         # SQLite also reads a double-quoted name that no column has as a text.
-        if isinstance(other, exp.Column) and not other.table and other.this.args.get("quoted"):
-            is_text = bool(tables_by_column) and other.name.lower() not in tables_by_column
+        if isinstance(operand, exp.Column) and not operand.table and operand.this.args.get("quoted"):
+            is_text = bool(tables_by_column) and operand.name.lower() not in tables_by_column
         if is_text:
-            texts.append(other.name.strip("%"))
+            texts.append(operand.name.strip("%"))
     return texts
 
 
@@ -219,14 +255,26 @@ def _only_table(column: exp.Column, tables_by_column: Mapping[str, set[str]]) ->
     select = column.find_ancestor(exp.Select)
     if select is None:
         return None
-    clauses = [clause for clause in (select.args.get("from_"), *(select.args.get("joins") or ())) if clause]
-    tables = [clause.this for clause in clauses if isinstance(clause.this, exp.Table)]
+    tables = _joined_tables(select)
     if column.table:
-        tables = [table for table in tables if table.alias_or_name.lower() == column.table.lower()]
+        alias = column.table.lower()
+        tables = [table for table in tables if table.alias_or_name.lower() == alias]
     elif tables_by_column:
         holders = tables_by_column.get(column.name.lower(), set())
         tables = [table for table in tables if known_name(table, holders) in holders]
-    return tables[0] if len(tables) == 1 else None
+    if len(tables) != 1:
+        return None
+    return tables[0]
+
+
+def _joined_tables(select: exp.Select) -> list[exp.Table]:
+    """The tables of FROM and JOIN; subqueries are left out."""
+    clauses = [select.args.get("from_"), *(select.args.get("joins") or ())]
+    tables = []
+    for clause in clauses:
+        if clause and isinstance(clause.this, exp.Table):
+            tables.append(clause.this)
+    return tables
 
 
 def first_table(sql: str, engine: str) -> str | None:
@@ -235,4 +283,6 @@ def first_table(sql: str, engine: str) -> str | None:
     if tree is None:
         return None
     table = tree.find(exp.Table)
-    return table.name if table else None
+    if table is None:
+        return None
+    return table.name

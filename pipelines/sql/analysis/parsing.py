@@ -103,10 +103,13 @@ def _write_in_as_subquery(query: exp.Expr) -> None:
     """Write SQLite's `x IN t` as `x IN (SELECT * FROM t)`, for sqlglot takes t for a column."""
     for node in list(query.find_all(exp.In)):
         name = node.args.get("field")
-        if isinstance(name, exp.Column):
-            table = exp.Table(this=name.this, db=name.args.get("table"))
-            node.set("field", None)
-            node.set("query", exp.select("*").from_(table).subquery())
+        if not isinstance(name, exp.Column):
+            continue
+        database_schema = name.args.get("table")
+        table = exp.Table(this=name.this, db=database_schema)
+        every_row = exp.select("*").from_(table)
+        node.set("field", None)
+        node.set("query", every_row.subquery())
 
 
 def unwrap(query: exp.Expr) -> exp.Expr:

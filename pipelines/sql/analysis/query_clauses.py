@@ -64,46 +64,102 @@ def read_clauses(sql: str, schema: Schema, engine: str) -> Reading | None:
     """A query's clauses; None when it can't be parsed as one query. Total: no text makes it raise."""
     try:
         resolved = resolve_names(sql, schema, engine)
-        return None if resolved is None else _clauses(resolved, schema)
+        if resolved is None:
+            return None
+        return _reading_of(resolved, schema)
     except Exception:  # trees that parse but make no sense have nodes where others are expected
         return None
 
 
-def _clauses(resolved: Resolved, schema: Schema) -> Reading:
+def _reading_of(resolved: Resolved, schema: Schema) -> Reading:
     tree = resolved.tree
     selects = list(tree.find_all(exp.Select))
+    joining = _joining_columns(tree)
+    deciding, loose = _deciding_and_loose_items(tree, joining)
+    starred = _starred_items(selects, resolved, schema)
+    return Reading(
+        resolved=resolved,
+        columns=frozenset(deciding | starred),
+        loose=frozenset(loose),
+        equal=tuple(_equal_items(tree, joining)),
+        output=_result_columns(selects, resolved, schema),
+        distinct=_has_distinct(selects),
+        limit=_limit_texts(tree),
+        ordering=tuple(_key_texts(tree, exp.Order)),
+        grouping=frozenset(_key_texts(tree, exp.Group)),
+        having=_having_texts(tree),
+        set_operators=_set_operators(tree),
+        aggregates=_count_aggregate_names(tree),
+        conditions=tuple(_conditions(tree)),
+        logic=_logic_words(tree),
+        joins=_outer_sides(tree),
+        subqueries=len(selects),
+    )
+
+
+def _deciding_and_loose_items(
+    tree: exp.Expr, joining: Sequence[tuple[exp.Column, exp.Column]]
+) -> tuple[set[Item], set[Item]]:
+    """The base columns that decide a query's result, and the others, which only join or stand in a plain COUNT."""
+    loose_nodes: set[int] = set()
+    for left, right in joining:
+        loose_nodes.add(id(left))
+        loose_nodes.add(id(right))
+    # Without NULLs any column counts the same.
+    for count in tree.find_all(exp.Count):
+        if isinstance(count.this, exp.Column):
+            loose_nodes.add(id(count.this))
     every_item: set[Item] = set()
     deciding: set[Item] = set()
-    joining = _joining_columns(tree)
-    loose = {id(column) for pair in joining for column in pair}
-    # Without NULLs any column counts the same.
-    loose |= {id(count.this) for count in tree.find_all(exp.Count) if isinstance(count.this, exp.Column)}
     for column in tree.find_all(exp.Column):
         item = _base_item(column)
         if item is None:
             continue
         every_item.add(item)
-        if id(column) not in loose:
+        if id(column) not in loose_nodes:
             deciding.add(item)
+    return deciding, every_item - deciding
+
+
+def _has_distinct(selects: Sequence[exp.Select]) -> bool:
+    return any(select.args.get("distinct") for select in selects)
+
+
+def _limit_texts(tree: exp.Expr) -> tuple[str, ...]:
     limits = [*tree.find_all(exp.Limit), *tree.find_all(exp.Offset)]
-    return Reading(
-        resolved=resolved,
-        columns=frozenset(deciding | _starred_items(selects, resolved, schema)),
-        loose=frozenset(every_item - deciding),
-        equal=tuple(_equal_items(tree, joining)),
-        output=_result_columns(selects, resolved, schema),
-        distinct=any(select.args.get("distinct") for select in selects),
-        limit=tuple(sorted(_canonical(limit) for limit in limits)),
-        ordering=tuple(_canonical(key) for order in tree.find_all(exp.Order) for key in order.expressions),
-        grouping=frozenset(_canonical(key) for group in tree.find_all(exp.Group) for key in group.expressions),
-        having=tuple(sorted(_canonical(having.this) for having in tree.find_all(exp.Having))),
-        set_operators=tuple(sorted(_set_operator(node) for node in tree.find_all(exp.SetOperation))),
-        aggregates=Counter(_aggregate(node) for node in tree.find_all(exp.AggFunc)),
-        conditions=tuple(_conditions(tree)),
-        logic=("OR",) * len(list(tree.find_all(exp.Or))) + ("NOT",) * len(list(tree.find_all(exp.Not))),
-        joins=tuple(sorted(join.side for join in tree.find_all(exp.Join) if join.side)),
-        subqueries=len(selects),
-    )
+    return tuple(sorted(map(_canonical, limits)))
+
+
+def _key_texts(tree: exp.Expr, clause: type[exp.Order | exp.Group]) -> Iterator[str]:
+    """The canonical SQL of each key of all ORDER BY or GROUP BY clauses."""
+    for node in tree.find_all(clause):
+        yield from map(_canonical, node.expressions)
+
+
+def _having_texts(tree: exp.Expr) -> tuple[str, ...]:
+    texts = [_canonical(having.this) for having in tree.find_all(exp.Having)]
+    return tuple(sorted(texts))
+
+
+def _set_operators(tree: exp.Expr) -> tuple[str, ...]:
+    names = map(_set_operator, tree.find_all(exp.SetOperation))
+    return tuple(sorted(names))
+
+
+def _count_aggregate_names(tree: exp.Expr) -> Counter[str]:
+    return Counter(map(_aggregate, tree.find_all(exp.AggFunc)))
+
+
+def _logic_words(tree: exp.Expr) -> tuple[str, ...]:
+    n_ors = len(list(tree.find_all(exp.Or)))
+    n_nots = len(list(tree.find_all(exp.Not)))
+    return ("OR",) * n_ors + ("NOT",) * n_nots
+
+
+def _outer_sides(tree: exp.Expr) -> tuple[str, ...]:
+    """LEFT, RIGHT and FULL of the outer joins, sorted."""
+    sides = [join.side for join in tree.find_all(exp.Join) if join.side]
+    return tuple(sorted(sides))
 
 
 def _joining_columns(tree: exp.Expr) -> list[tuple[exp.Column, exp.Column]]:
@@ -124,7 +180,7 @@ def _starred_items(selects: Sequence[exp.Select], resolved: Resolved, schema: Sc
         for projection in select.expressions:
             if not projection.is_star or isinstance(projection, exp.Count):
                 continue
-            for _, columns in _starred(projection, select, resolved, schema):
+            for _, columns in _starred_sources(projection, select, resolved, schema):
                 items.update(columns)
     return items
 
@@ -134,7 +190,9 @@ def _equal_items(tree: exp.Expr, joining: Sequence[tuple[exp.Column, exp.Column]
     pairs: list[tuple[exp.Expr, exp.Expr]] = [*joining]
     for member in tree.find_all(exp.In):
         query = member.args.get("query")
-        inner = query.find(exp.Select) if query is not None else None
+        if query is None:
+            continue
+        inner = query.find(exp.Select)
         if inner is not None and len(inner.expressions) == 1:
             pairs.append((member.this, inner.expressions[0]))
     for left, right in pairs:
@@ -147,18 +205,32 @@ def _equal_items(tree: exp.Expr, joining: Sequence[tuple[exp.Column, exp.Column]
 def _conditions(tree: exp.Expr) -> Iterator[Condition]:
     """The comparisons of one column with constants."""
     for node in tree.find_all(*_COMPARISONS):
-        operands = [node.this, *(node.args.get(key) for key in ("expression", "low", "high")), *node.expressions]
         compared: list[exp.Column] = []
         constants: list[Constant] = []
-        for operand in operands:
-            bare = operand.this if isinstance(operand, exp.Lower | exp.Upper | exp.Paren) else operand
+        for operand in _operands(node):
+            bare = operand
+            if isinstance(operand, exp.Lower | exp.Upper | exp.Paren):
+                bare = operand.this
             if isinstance(bare, exp.Column) and bare.table:
                 compared.append(bare)
             constants += _constant(bare)
-        item = _base_item(compared[0]) if len(compared) == 1 else None
-        if item is not None and constants:
-            negation = "NOT " if isinstance(node.parent, exp.Not) else ""
-            yield Condition(item, negation + _COMPARISONS[type(node)], tuple(constants))
+        if len(compared) != 1 or not constants:
+            continue
+        item = _base_item(compared[0])
+        if item is None:
+            continue
+        operator = _COMPARISONS[type(node)]
+        if isinstance(node.parent, exp.Not):
+            operator = f"NOT {operator}"
+        yield Condition(item, operator, tuple(constants))
+
+
+def _operands(comparison: exp.Expr) -> list[exp.Expr | None]:
+    """The left side of a comparison, its right side or bounds, and the members of a list, in that order."""
+    operands = [comparison.this]
+    for key in ("expression", "low", "high"):
+        operands.append(comparison.args.get(key))
+    return [*operands, *comparison.expressions]
 
 
 def _result_columns(selects: Sequence[exp.Select], resolved: Resolved, schema: Schema) -> tuple[str, ...]:
@@ -171,12 +243,16 @@ def _result_columns(selects: Sequence[exp.Select], resolved: Resolved, schema: S
 
 def _set_operator(node: exp.SetOperation) -> str:
     name = type(node).__name__.upper()
-    return name if node.args.get("distinct", True) else f"{name} ALL"
+    if node.args.get("distinct", True):
+        return name
+    return f"{name} ALL"
 
 
 def _aggregate(call: exp.AggFunc) -> str:
     name = type(call).__name__.upper()
-    return f"{name} DISTINCT" if isinstance(call.this, exp.Distinct) else name
+    if isinstance(call.this, exp.Distinct):
+        return f"{name} DISTINCT"
+    return name
 
 
 def _base_item(column: exp.Expr) -> Item | None:
@@ -190,18 +266,21 @@ def _canonical(node: exp.Expr) -> str:
     return node.sql(dialect="sqlite", comments=False)
 
 
-def _starred(
+def _starred_sources(
     star: exp.Expr, select: exp.Select, resolved: Resolved, schema: Schema
 ) -> Iterator[tuple[exp.Expr, list[Item]]]:
     """The tables, CTEs and subqueries of FROM and JOIN that a star stands for, a base table with its columns."""
-    qualifier = star.table.lower() if isinstance(star, exp.Column) else ""
+    qualifier = ""
+    if isinstance(star, exp.Column):
+        qualifier = star.table.lower()
     for node in from_items(select):
         name = node.name.lower()
         if qualifier not in ("", node.alias_or_name.lower(), name):
             continue
         items: list[Item] = []
         if isinstance(node, exp.Table) and (node.db or name not in resolved.ctes):
-            items = [(name, column) for column in columns_of(schema).get(name, ())]
+            names = columns_of(schema).get(name, ())
+            items = [(name, column) for column in names]
         yield node, items
 
 
@@ -213,16 +292,25 @@ def _output_texts(
         if not projection.is_star or isinstance(projection, exp.Count):
             yield _canonical(projection.unalias())
             continue
-        for node, items in _starred(projection, select, resolved, schema):
+        for node, items in _starred_sources(projection, select, resolved, schema):
             if items:
-                yield from (".".join(item) for item in items)
+                yield from map(".".join, items)
                 continue
-            query = node.this if isinstance(node, exp.Subquery) else resolved.ctes.get(node.name.lower())
-            inner = query.find(exp.Select) if query is not None else None
+            inner = _inner_select(node, resolved)
             around = (*within, select)
-            is_recursive = any(inner is other for other in around)
+            is_recursive = any(inner is outer for outer in around)
             if inner is not None and not is_recursive:
                 yield from _output_texts(inner, resolved, schema, around)
+
+
+def _inner_select(node: exp.Expr, resolved: Resolved) -> exp.Select | None:
+    """The first SELECT of a subquery or CTE that stands in FROM."""
+    query: exp.Expr | None = resolved.ctes.get(node.name.lower())
+    if isinstance(node, exp.Subquery):
+        query = node.this
+    if query is None:
+        return None
+    return query.find(exp.Select)
 
 
 def _constant(node: exp.Expr | None) -> tuple[Constant, ...]:
@@ -230,13 +318,24 @@ def _constant(node: exp.Expr | None) -> tuple[Constant, ...]:
     if isinstance(node, exp.Null):
         return (None,)
     is_negative = isinstance(node, exp.Neg)
-    literal = node.this if isinstance(node, exp.Neg) else node
+    literal = node
+    if isinstance(node, exp.Neg):
+        literal = node.this
     if not isinstance(literal, exp.Literal):
         return ()
     if literal.is_string:
         return (literal.name,)
+    value = _number(literal.name)
+    if is_negative:
+        value = -value
+    return (value,)
+
+
+def _number(text: str) -> int | float:
+    """A number's value; NaN for too many digits, or a spelling of another dialect."""
     try:
-        value = int(literal.name) if literal.name.isdecimal() else float(literal.name)
-    except ValueError:  # too many digits, or a spelling of another dialect
-        return (float("nan"),)
-    return (-value if is_negative else value,)
+        if text.isdecimal():
+            return int(text)
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -7,8 +7,9 @@ goes back.
 import contextlib
 import dataclasses
 import json
+import re
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sqlglot
@@ -25,6 +26,8 @@ from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.analysis.spelling import in_schema_words
 from pipelines.sql.dialects.base import ERROR, OK, DatabaseSession, RawResult
 from pipelines.sql.dialects.sqlite import ALLOW, DENY, READ, executed, guard, open_readonly
+
+_COMMENT_SIGN = re.compile(r"--|/\*|#")
 
 
 def prepared_items(database: Database, sql: str) -> SchemaItems | None:
@@ -43,11 +46,14 @@ def prepared_items(database: Database, sql: str) -> SchemaItems | None:
             def watch(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
                 if guard(action, first, second, *rest) == DENY:
                     return DENY
+                if action != READ or first is None:
+                    return ALLOW
+                table = first.lower()
                 # A CTE counted with count(*) is reported like a table; a view is reported beside what it reads.
-                if action == READ and first is not None and first.lower() in real_tables:
-                    tables.add(first.lower())
+                if table in real_tables:
+                    tables.add(table)
                     if second and second != "ROWID":
-                        columns.add((first.lower(), second.lower()))
+                        columns.add((table, second.lower()))
                 return ALLOW
 
             connection.set_authorizer(watch)
@@ -66,15 +72,16 @@ def without_comments(sql: str, engine: str) -> str:
     try:
         tokens = Dialect.get_or_raise(engine).tokenize(text)
     except (errors.SqlglotError, ValueError, AttributeError, TypeError, IndexError, KeyError):
-        places = [text.find(sign) for sign in ("--", "/*", "#")]
-        return text[: min((place for place in places if place >= 0), default=len(text))]
+        return _COMMENT_SIGN.split(text, maxsplit=1)[0]
     pieces: list[str] = []
     end = 0
     for token in tokens:
         gap = text[end : token.start]
-        pieces.append(" " if gap.strip() else gap)
-        pieces.append(text[token.start : token.end + 1])
+        if gap.strip():  # a comment
+            gap = " "
+        pieces.append(gap)
         end = token.end + 1
+        pieces.append(text[token.start : end])
     return "".join(pieces).strip()
 
 
@@ -104,20 +111,30 @@ def tie_probes(sql: str, engine: str) -> list[Probe]:
         offset = _count_in(select.args.get("offset"))
         if not limit or not select.args.get("order") or select.args.get("distinct"):
             continue
-        keys = _sort_keys(select)
-        probe = select.copy()
-        for number, key in enumerate(keys):
-            probe.append("expressions", exp.alias_(key.copy(), f"tie_{number}"))
         n_kept = limit + offset
-        probe.set("limit", exp.Limit(expression=exp.Literal.number(n_kept + 1)))
-        probe.set("offset", None)
+        keys = _sort_keys(select)
+        probe = _tie_probe(select, keys, n_kept + 1)
         probes.append((probe.sql(dialect=engine), n_kept, len(keys)))
     return probes
 
 
+def _tie_probe(select: exp.Select, keys: Sequence[exp.Expr], n_rows: int) -> exp.Select:
+    """A copy of a SELECT that returns its first rows, with the sort keys behind its columns."""
+    probe = select.copy()
+    for number, key in enumerate(keys):
+        item = exp.alias_(key.copy(), f"tie_{number}")
+        probe.append("expressions", item)
+    row_count = exp.Literal.number(n_rows)
+    probe.set("limit", exp.Limit(expression=row_count))
+    probe.set("offset", None)
+    return probe
+
+
 def _count_in(clause: exp.Expr | None) -> int:
     """The number of a LIMIT or OFFSET; 0 if there is none, or it is computed."""
-    value = None if clause is None else clause.args.get("expression")
+    if clause is None:
+        return 0
+    value = clause.args.get("expression")
     if isinstance(value, exp.Literal) and str(value.this).isdigit():
         return int(value.this)
     return 0
@@ -130,8 +147,10 @@ def _sort_keys(select: exp.Select) -> list[exp.Expr]:
     keys = []
     for ordered in select.args["order"].expressions:
         key = ordered.this
-        if isinstance(key, exp.Literal) and not key.is_string and 0 < int(key.this) <= len(items):
-            key = items[int(key.this) - 1].unalias()
+        if isinstance(key, exp.Literal) and not key.is_string:
+            position = int(key.this)
+            if 0 < position <= len(items):
+                key = items[position - 1].unalias()
         elif isinstance(key, exp.Column) and not key.table:
             key = aliases.get(key.name.lower(), key)
         keys.append(key)
@@ -167,7 +186,9 @@ REQUESTS: Mapping[str, Callable[..., Any]] = {function.__name__: function for fu
 
 def _json_default(value: Any) -> Any:
     """A set as a sorted list, and a dataclass as an object."""
-    return sorted(value) if isinstance(value, frozenset) else dataclasses.asdict(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return dataclasses.asdict(value)
 
 
 class AnalysisSession(DatabaseSession):
@@ -177,7 +198,8 @@ class AnalysisSession(DatabaseSession):
         """Answer the request (name, *arguments) with one cell of JSON."""
         name, *arguments = sql
         answer = REQUESTS[name](*arguments)
-        return RawResult(OK, ("answer",), [(json.dumps(answer, default=_json_default),)])
+        text = json.dumps(answer, default=_json_default)
+        return RawResult(OK, ("answer",), [(text,)])
 
     def explain(self, error: Exception) -> tuple[str, str, str]:
         """The text cannot be read: sqlglot raises freely on trees that parse but make no sense."""

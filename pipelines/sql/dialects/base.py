@@ -138,14 +138,10 @@ class DatabaseSession(abc.ABC):
 
     def run(self, sql: str, max_rows: int) -> RawResult:
         """Run one statement; every failure is a `RawResult` with its status and class, and names nothing hidden."""
-        if self._last_closure is not None and self.renewed_s is not None:
-            hidden, closed_at = self._last_closure
-            if perf_counter() - closed_at > self.renewed_s:
-                self.clock.arm(self.bounds.timeout_s)
-                try:
-                    self.hide(hidden)
-                except OpenFailure as error:
-                    return failure(UNAVAILABLE, *error.args)
+        try:
+            self._renew_closure()
+        except OpenFailure as error:
+            return failure(UNAVAILABLE, *error.args)
         start = self.start_clock()
         try:
             raw = self.answer(sql, max_rows)
@@ -160,6 +156,15 @@ class DatabaseSession(abc.ABC):
         if self.hidden is None:
             return raw
         return self.hidden.without_names(in_shown_order(sql, raw, self.engine))
+
+    def _renew_closure(self) -> None:
+        """Compute the closure of what is hidden again if it is old."""
+        if self._last_closure is None or self.renewed_s is None:
+            return
+        hidden, closed_at = self._last_closure
+        if perf_counter() - closed_at > self.renewed_s:
+            self.clock.arm(self.bounds.timeout_s)
+            self.hide(hidden)
 
     def _explained(self, error: Exception) -> RawResult:
         """The failure of a statement that an exception of the driver stands for."""
@@ -223,7 +228,9 @@ class DatabaseSession(abc.ABC):
         The default is this connection, for engines that take longer to open one than for most queries.
         """
         raw = self.run(sql, max_rows)
-        return raw.ms if raw.status == OK else None
+        if raw.status != OK:
+            return None
+        return raw.ms
 
     def close(self) -> None:
         """Close the connection."""
@@ -247,14 +254,18 @@ class _Watchdog:
     def _watch(self) -> None:
         with self.changed:
             while True:
-                remaining_s = None if self.running is None else self.running[0] - perf_counter()
-                if self.running is not None and remaining_s is not None and remaining_s <= 0:
-                    self.running[2].append(perf_counter())
-                    with contextlib.suppress(Exception):  # the driver's own: the timer of the worker comes next
-                        self.running[1]()
-                    self.running = None
+                if self.running is None:
+                    self.changed.wait()
                     continue
-                self.changed.wait(remaining_s)
+                deadline, interrupt, calls = self.running
+                remaining_s = deadline - perf_counter()
+                if remaining_s > 0:
+                    self.changed.wait(remaining_s)
+                    continue
+                calls.append(perf_counter())
+                with contextlib.suppress(Exception):  # the driver's own: the timer of the worker comes next
+                    interrupt()
+                self.running = None
 
 
 _watchdog = functools.cache(_Watchdog)
@@ -302,19 +313,12 @@ def fetch(
     while True:
         chunk: Any = fetchmany(min(step, max_rows + 1 - len(rows)))
         if not is_plain:
-            chunk = [
-                row if PLAIN.issuperset(map(type, row)) else tuple(map(plain_value, row)) for row in map(tuple, chunk)
-            ]
+            chunk = list(map(_plain_row, chunk))
         if not chunk:
             return rows, False
         chunk_size = len(marshal.dumps(chunk, 2))
         if size + chunk_size > max_bytes:
-            left = max_bytes - size
-            for row in chunk:  # the first rows of the chunk that fit
-                left -= len(marshal.dumps(row, 2))
-                if left < 0:
-                    break
-                rows.append(row)
+            rows += _first_rows_within(chunk, max_bytes - size)
             return rows, True
         size += chunk_size
         rows += chunk
@@ -324,6 +328,23 @@ def fetch(
         if len(chunk) < min(step, max_rows + 1):
             return rows, False
         step = min(step * 4, 4096)
+
+
+def _plain_row(values: Sequence[Any]) -> Row:
+    row = tuple(values)
+    if PLAIN.issuperset(map(type, row)):
+        return row
+    return tuple(map(plain_value, row))
+
+
+def _first_rows_within(rows: Sequence[Row], max_bytes: int) -> Iterator[Row]:
+    """The first rows of a chunk that fit."""
+    left = max_bytes
+    for row in rows:
+        left -= len(marshal.dumps(row, 2))
+        if left < 0:
+            return
+        yield row
 
 
 def quoted(name: str) -> str:
@@ -350,7 +371,7 @@ def plain_value(value: Any) -> Any:
     if kind in PLAIN:
         return value
     if kind is int:
-        return value if -LARGEST < value < LARGEST else format(decimal.Decimal(value), "f")
+        return _plain_integer(value)
     if kind is float:
         return "NaN" if math.isnan(value) else value
     if kind is bool:
@@ -368,13 +389,24 @@ def plain_value(value: Any) -> Any:
     return str(value)
 
 
+def _plain_integer(value: int) -> int | str:
+    if -LARGEST < value < LARGEST:
+        return value
+    return format(decimal.Decimal(value), "f")
+
+
 def plain_number(value: decimal.Decimal) -> int | float | str:
     """A number as SQLite computes with it: an int if it is declared whole, else a float; text if it is beyond both."""
+    if value.is_nan():
+        return "NaN"
     if not value.is_finite():
-        return "NaN" if value.is_nan() else float(value)
-    if value.as_tuple().exponent == 0:
-        return int(value) if -LARGEST < value < LARGEST else format(value, "f")
-    return float(value) if value.adjusted() < FLOAT_DIGITS else format(value, "f")
+        return float(value)
+    is_whole = value.as_tuple().exponent == 0
+    if is_whole and -LARGEST < value < LARGEST:
+        return int(value)
+    if not is_whole and value.adjusted() < FLOAT_DIGITS:
+        return float(value)
+    return format(value, "f")
 
 
 def _nested(value: Any, depth: int) -> Any:
@@ -422,36 +454,53 @@ def identity(location: str) -> str:
     Of an address it is "//host:port/database", without a default port; an address without a database gives the prefix
     of those of its server.
     """
-    from urllib.parse import parse_qsl, unquote, urlsplit
-
     host = ""
     port = ""
     name = ""
     try:
         if "://" in location:
-            address = urlsplit(location)
-            servers = address.netloc.rpartition("@")[2]
-            server = urlsplit("//" + servers.partition(",")[0])
-            host = unquote(server.hostname or "")
-            port = str(server.port or "")
-            name = unquote(address.path).strip("/")
-            options = dict(parse_qsl(address.query))
+            host, port, name, options = _address_fields(location)
         else:  # libpq's other form: host=... dbname=...
-            pairs = CONNINFO_PAIR.finditer(location) if CONNINFO.fullmatch(location) else ()
-            options = {pair[1]: pair[2].strip("'") for pair in pairs}
+            options = _conninfo_options(location)
             if not options.keys() & {"host", "hostaddr", "dbname"}:
                 return os.path.realpath(os.path.expanduser(location))
     except ValueError:  # such as a port that is not a number, or a path with a zero byte: it cannot be opened
         return location
     # The reading of libpq: an option goes before the same part of the address, and the first of several hosts counts.
-    host = (options.get("host") or options.get("hostaddr") or host).partition(",")[0].lower()
-    if host in LOCAL_HOSTS or host.startswith("/"):  # "/": the folder of a Unix socket
-        host = "localhost"
-    port = options.get("port", "").partition(",")[0] or port
+    hosts = options.get("host") or options.get("hostaddr") or host
+    first_host = hosts.partition(",")[0].lower()
+    if first_host in LOCAL_HOSTS or first_host.startswith("/"):  # "/": the folder of a Unix socket
+        first_host = "localhost"
+    first_port = options.get("port", "").partition(",")[0]
+    if first_port:
+        port = first_port
     if port in DEFAULT_PORTS:
         port = ""
     name = options.get("dbname") or name
-    return f"//{host}:{port}/{name}"
+    return f"//{first_host}:{port}/{name}"
+
+
+def _address_fields(address: str) -> tuple[str, str, str, dict[str, str]]:
+    """The first host, the port, the database and the options of an address; ValueError for a wrong one."""
+    from urllib.parse import parse_qsl, unquote, urlsplit
+
+    url = urlsplit(address)
+    servers = url.netloc.rpartition("@")[2]
+    server = urlsplit("//" + servers.partition(",")[0])
+    host = unquote(server.hostname or "")
+    port = str(server.port or "")
+    name = unquote(url.path).strip("/")
+    return host, port, name, dict(parse_qsl(url.query))
+
+
+def _conninfo_options(location: str) -> dict[str, str]:
+    """The options of libpq's form `host=... dbname=...`; {} for anything else."""
+    if not CONNINFO.fullmatch(location):
+        return {}
+    options: dict[str, str] = {}
+    for pair in CONNINFO_PAIR.finditer(location):
+        options[pair[1]] = pair[2].strip("'")
+    return options
 
 
 def in_shown_order(sql: str, raw: RawResult, engine: str) -> RawResult:
@@ -460,7 +509,12 @@ def in_shown_order(sql: str, raw: RawResult, engine: str) -> RawResult:
     """
     if not raw.rows or _asks_for_order(sql, engine):
         return raw
-    return raw._replace(rows=sorted(raw.rows, key=lambda row: [_sort_key(value) for value in row]))
+    rows = sorted(raw.rows, key=_row_sort_key)
+    return raw._replace(rows=rows)
+
+
+def _row_sort_key(row: Row) -> list[tuple[str, Any]]:
+    return list(map(_sort_key, row))
 
 
 def _asks_for_order(sql: str, engine: str) -> bool:
@@ -472,8 +526,12 @@ def _asks_for_order(sql: str, engine: str) -> bool:
 
 def _sort_key(value: Any) -> tuple[str, Any]:
     """A plain value, comparable to those of other types."""
-    kind = "number" if isinstance(value, (int, float)) else type(value).__name__
-    return kind, 0 if value is None else value
+    if isinstance(value, (int, float)):
+        return "number", value
+    kind = type(value).__name__
+    if value is None:
+        return kind, 0
+    return kind, value
 
 
 class StatementNames(NamedTuple):
@@ -540,27 +598,36 @@ class Hidden(NamedTuple):
 
     def is_read_by(self, named: StatementNames) -> bool:
         """Whether a statement reads something hidden, or could."""
-        relations = frozenset(map(fold, named.relations))
-        functions = set(map(fold, named.functions))
         calls = self._calls_of_rows(named)
-        functions |= {function for _, function in calls}
-        if named.catalogue or relations & self.tables or functions & self.functions:
-            return True
-        if not self.types.isdisjoint(map(fold, named.types)):
+        if named.catalogue or self._is_named_in(named, calls):
             return True
         if any(self.is_read_by(part) for part in named.parts):
             return True
         if named.reads is not None:
-            return any(self.hides(table, column) for table, column in named.reads)
+            return self._hides_any(named.reads)
         # Tables that have hidden columns are left.
+        relations = frozenset(map(fold, named.relations))
         veiled = relations.union(map(fold, named.outer)) & self.columns.keys()
         if not veiled:
             return False
         if named.unnamed or not veiled.isdisjoint(map(fold, named.starred)):
             return True
-        if any(self.hides(table, column) for table, column in named.columns):
+        if self._hides_any(named.columns):
             return True
         return self._is_veiled_row_read(named, veiled, calls) or self._is_veiled_column_read(named, veiled, relations)
+
+    def _is_named_in(self, named: StatementNames, calls: Set[tuple[str, str]]) -> bool:
+        """Whether a statement names a hidden table, function or type."""
+        if not self.tables.isdisjoint(map(fold, named.relations)):
+            return True
+        if not self.functions.isdisjoint(map(fold, named.functions)):
+            return True
+        if not self.functions.isdisjoint(function for _, function in calls):
+            return True
+        return not self.types.isdisjoint(map(fold, named.types))
+
+    def _hides_any(self, columns: Iterable[tuple[str, str]]) -> bool:
+        return any(self.hides(table, column) for table, column in columns)
 
     def _calls_of_rows(self, named: StatementNames) -> set[tuple[str, str]]:
         """The uses t.f, as (row, function), that may be a call f(t) in an engine that reads them so."""
@@ -568,31 +635,43 @@ class Hidden(NamedTuple):
             return set()
         columns_of: dict[str, frozenset[str]] = {}  # columns that each name of a row certainly has
         for row, relation in named.rows:
+            name = fold(row)
             columns = self.attributes.get(fold(relation), frozenset())
-            columns_of[fold(row)] = columns & columns_of.get(fold(row), columns)
+            columns_of[name] = columns & columns_of.get(name, columns)
         calls: set[tuple[str, str]] = set()
         for use in named.uses:
-            if len(use) > 1 and use[-1] not in columns_of.get(fold(use[-2]), ()):
-                calls.add((fold(use[-2]), fold(use[-1])))
+            if len(use) < 2:
+                continue
+            *_, row, function = use
+            if function not in columns_of.get(fold(row), ()):
+                calls.add((fold(row), fold(function)))
         return calls
 
     def _is_veiled_row_read(self, named: StatementNames, veiled: Set[str], calls: Set[tuple[str, str]]) -> bool:
         """Whether a statement may take the row of a table with hidden columns as a value."""
-        values = {fold(use[-1]) for use in named.uses} | {row for row, _ in calls}
-        return any(fold(relation) in veiled and fold(row) in values for row, relation in named.rows)
+        values = {row for row, _ in calls}
+        values.update(fold(use[-1]) for use in named.uses)
+        veiled_rows = {fold(row) for row, relation in named.rows if fold(relation) in veiled}
+        return not veiled_rows.isdisjoint(values)
 
     def _is_veiled_column_read(self, named: StatementNames, veiled: Set[str], relations: Set[str]) -> bool:
         """Whether a name of a statement may be a hidden column of one of the tables that have some."""
         relations_of: dict[str, list[str]] = {}  # key: the name of a row
         for row, relation in named.rows:
-            relations_of.setdefault(fold(row), []).append(fold(relation))
+            with_name = relations_of.setdefault(fold(row), [])
+            with_name.append(fold(relation))
         bare: set[str] = set()  # names that may stand for a column of any table
         for use in named.uses:
             *qualifiers, name = map(fold, use)
-            qualified = relations_of.get(qualifiers[-1], []) if qualifiers else []
-            if any(relation in veiled and name in self.columns[relation] for relation in qualified):
-                return True
-            bare.update(qualifiers if qualified else (*qualifiers, name))
+            qualified: list[str] = []
+            if qualifiers:
+                qualified = relations_of.get(qualifiers[-1], [])
+            for relation in qualified:
+                if relation in veiled and name in self.columns[relation]:
+                    return True
+            bare.update(qualifiers)
+            if not qualified:
+                bare.add(name)
         return any(self._is_column_of(table, bare, relations) for table in veiled)
 
     def _is_column_of(self, table: str, names: set[str], relations: Set[str]) -> bool:
@@ -613,10 +692,16 @@ class Hidden(NamedTuple):
         """The same with all views that read any of it, or a view that does; they are of several schemas, so a name may
         come more than once. A view is hidden too if its query is not understood (None).
         """
-        bodies = list(views)
-        hidden = self.extended(name for name, body in bodies if body is None)
+        unreadable: list[str] = []
+        bodies: list[tuple[str, StatementNames]] = []
+        for name, body in views:
+            if body is None:
+                unreadable.append(name)
+            else:
+                bodies.append((name, body))
+        hidden = self.extended(unreadable)
         while True:
-            readers = [name for name, body in bodies if body is not None and hidden.is_read_by(body)]
+            readers = [name for name, body in bodies if hidden.is_read_by(body)]
             if hidden.tables.issuperset(map(fold, readers)):
                 return hidden
             hidden = hidden.extended(readers)

@@ -156,17 +156,21 @@ class Mysql(Dialect):
     @classmethod
     def reading(cls, location: str) -> str:
         modes = _modes_of(cls.locate(location))
-        return "_".join(["mysql", *(name for mode, name in READINGS if mode in modes)])
+        parts_of_name = [name for mode, name in READINGS if mode in modes]
+        return "_".join(["mysql", *parts_of_name])
 
     @classmethod
     def remarks(cls, location: str) -> list[str]:
         modes = _modes_of(cls.locate(location))
         whose = "the server's" if _address_mode(location) is None else "the address's"
-        lines = [f"SQL mode: {whose}, {','.join(sorted(modes)) or 'empty'}"]
+        mode_names = ",".join(sorted(modes)) or "empty"
         quotes = "names" if "ANSI_QUOTES" in modes else "texts"
         pipes = "joins texts" if "PIPES_AS_CONCAT" in modes else "is OR"
         escapes = "no sign of its own" if "NO_BACKSLASH_ESCAPES" in modes else "an escape"
-        lines.append(f"  double quotes hold {quotes}, || {pipes}, a backslash in a text is {escapes}")
+        lines = [
+            f"SQL mode: {whose}, {mode_names}",
+            f"  double quotes hold {quotes}, || {pipes}, a backslash in a text is {escapes}",
+        ]
         dropped = sorted(modes - _READABLE_MODES)
         if dropped:
             lines.append(f"  left out, for the sandbox cannot read its grammar: {', '.join(dropped)}")
@@ -175,9 +179,16 @@ class Mysql(Dialect):
     @staticmethod
     def role(query: Query) -> Role:
         """The rights beside reading; the sandbox refuses a user who has one."""
-        grants = [str(row[0]) for row in query("SHOW GRANTS")]
-        writes = [grant for grant in grants if not is_reader(grant)]
-        public = [match for match in map(_PUBLIC_GRANT.fullmatch, writes) if match is not None]
+        writes: list[str] = []
+        public: list[re.Match[str]] = []
+        for row in query("SHOW GRANTS"):
+            grant = str(row[0])
+            if is_reader(grant):
+                continue
+            writes.append(grant)
+            match = _PUBLIC_GRANT.fullmatch(grant)
+            if match is not None:
+                public.append(match)
         return Role(
             writes=tuple(grant.partition(" TO ")[0] for grant in writes),
             is_turned_away=bool(writes),
@@ -240,7 +251,9 @@ def _in_double_quotes(sql: str) -> str:
 def _server_refusal(sql: str) -> base.RawResult | None:
     """The refusal of a statement that passed `token_refusal`: the engine reads it otherwise, or it shows the server."""
     reason = _misread_sign(sql) or _server_word(sql)
-    return base.failure(REFUSED, "not_authorized", reason) if reason else None
+    if not reason:
+        return None
+    return base.failure(REFUSED, "not_authorized", reason)
 
 
 def _misread_sign(sql: str) -> str:
@@ -282,22 +295,18 @@ def _statement_names(sql: str) -> base.StatementNames:
     point is a table's. Each of its queries is a part with names of its own.
     """
     tokens, rest = lexed(sql)
-    words = [base.fold(word) if kind in ("word", "name") else word for kind, word in tokens]
-    names = [at for at, (kind, _) in enumerate(tokens) if kind in ("word", "name")]
+    words: list[str] = []
+    names: list[int] = []  # places of names
+    for place, (kind, word) in enumerate(tokens):
+        if kind in ("word", "name"):
+            names.append(place)
+            word = base.fold(word)
+        words.append(word)
     given = _given_names(tokens, words, names, sql)
-    # Which table a name may stand for: itself, one before it, one that has its alias further on.
-    tables_of: dict[str, set[str]] = {words[at]: {words[at]} for at in names}
-    for at in names:
-        after = words[at + 1 : at + 3]
-        if after[:1] in (["for"], ["partition"]):
-            aliases = list(tables_of)
-        elif after[:1] == ["as"]:
-            aliases = after[1:2]
-        else:
-            aliases = after[:1]
-        for alias in aliases:
-            tables_of.setdefault(alias, {alias}).add(words[at])
-    parts = [_query_names(tokens, words, places, outer, given, tables_of) for places, outer in _queries(words)]
+    tables_of = _tables_of_names(words, names)
+    parts = []
+    for places, outer in _queries(words):
+        parts.append(_query_names(tokens, words, places, outer, given, tables_of))
     return base.StatementNames(
         relations=frozenset(),
         rows=frozenset(),
@@ -306,6 +315,25 @@ def _statement_names(sql: str) -> base.StatementNames:
         catalogue="information_schema" in words or bool(rest.strip("; \n")),
         parts=tuple(parts),
     )
+
+
+def _tables_of_names(words: Sequence[str], names: Sequence[int]) -> dict[str, set[str]]:
+    """The tables that each name may stand for: itself, one before it, one that has its alias further on."""
+    tables_of: dict[str, set[str]] = {}
+    for place in names:
+        tables_of[words[place]] = {words[place]}
+    for place in names:
+        after = words[place + 1 : place + 3]
+        if after[:1] in (["for"], ["partition"]):
+            aliases = list(tables_of)
+        elif after[:1] == ["as"]:
+            aliases = list(after[1:2])
+        else:
+            aliases = list(after[:1])
+        for alias in aliases:
+            tables = tables_of.setdefault(alias, {alias})
+            tables.add(words[place])
+    return tables_of
 
 
 def _given_names(tokens: Sequence[tuple[str, str]], words: Sequence[str], names: Sequence[int], sql: str) -> set[int]:
@@ -326,20 +354,25 @@ def _queries(words: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     """For each query, the places of its words outside its subqueries, and of the words of the queries around it."""
     queries: list[tuple[list[int], list[list[int]]]] = [([], [])]
     open_brackets = [queries[0]]
-    for at, word in enumerate(words):
+    for place, word in enumerate(words):
         places, around = open_brackets[-1]
-        if word == "(" and words[at + 1 : at + 2] in (["select"], ["with"], ["values"], ["table"]):
-            places.append(at)
-            queries.append(([], [*around, places]))
-            open_brackets.append(queries[-1])
-        elif word == "(":
-            places.append(at)
-            open_brackets.append(open_brackets[-1])
+        if word == ")" and len(open_brackets) > 1:
+            open_brackets.pop()
+            places, _ = open_brackets[-1]
+        places.append(place)
+        if word != "(":
+            continue
+        if words[place + 1 : place + 2] in (["select"], ["with"], ["values"], ["table"]):
+            subquery: tuple[list[int], list[list[int]]] = ([], [*around, places])
+            queries.append(subquery)
+            open_brackets.append(subquery)
         else:
-            if word == ")" and len(open_brackets) > 1:
-                open_brackets.pop()
-            open_brackets[-1][0].append(at)
-    return [(places, list(itertools.chain.from_iterable(around))) for places, around in queries]
+            open_brackets.append(open_brackets[-1])
+    with_outer: list[tuple[list[int], list[int]]] = []
+    for places, around in queries:
+        outer = list(itertools.chain.from_iterable(around))
+        with_outer.append((places, outer))
+    return with_outer
 
 
 def _query_names(
@@ -356,27 +389,31 @@ def _query_names(
     columns: set[tuple[str, str]] = set()
     starred: set[str] = set()
     reads_all = False
-    query_words = [words[at] for at in places]
-    for at, word, before, after in zip(
-        places, query_words, ["", *query_words[:-1]], [*query_words[1:], ""], strict=False
-    ):
-        kind = tokens[at][0]
+    query_words = [words[place] for place in places]
+    words_before = ["", *query_words[:-1]]
+    words_after = [*query_words[1:], ""]
+    for place, word, before, after in zip(places, query_words, words_before, words_after, strict=False):
+        kind, _ = tokens[place]
         owners: set[str] = set()
-        if before == "." and at - 2 not in given:
-            owners = tables_of.get(words[at - 2], set())
+        if before == "." and place - 2 not in given:
+            owners = tables_of.get(words[place - 2], set())
         if kind == "sign" and word == "*" and before == ".":
             starred |= owners
         elif kind == "sign" and word == "*" and before != "(":
-            reads_all = reads_all or before in _BEFORE_STAR or after in _AFTER_STAR
-        elif kind in ("word", "name") and at not in given:
+            reads_all |= before in _BEFORE_STAR or after in _AFTER_STAR
+        elif kind in ("word", "name") and place not in given:
             names.add(word)
-            reads_all = reads_all or word in ("natural", "table") or (word, after) == ("partition", "(")
+            reads_all |= word in ("natural", "table") or (word, after) == ("partition", "(")
             columns |= {(owner, word) for owner in owners}
             if before != ".":
                 uses.add((word,))
     if reads_all:
         starred |= names
-    outer_names = {words[at] for at in outer if tokens[at][0] in ("word", "name") and at not in given}
+    outer_names: set[str] = set()
+    for place in outer:
+        kind, _ = tokens[place]
+        if kind in ("word", "name") and place not in given:
+            outer_names.add(words[place])
     return base.StatementNames(
         relations=frozenset(names),
         rows=frozenset(),
@@ -411,21 +448,28 @@ def encryption_of(address: str) -> dict[str, Any]:
     """The driver's arguments for the encryption that an address's options ask for; `ssl-mode` is `ssl_mode`. As in
     MySQL's own client a certificate authority without a mode is VERIFY_CA.
     """
-    options = {key.replace("-", "_").lower(): value for key, value in parse_qsl(urlsplit(address).query)}
+    options: dict[str, str] = {}
+    files: dict[str, str] = {}  # certificates and keys
+    for written_key, value in parse_qsl(urlsplit(address).query):
+        key = written_key.replace("-", "_").lower()
+        options[key] = value
+        if key not in ("ssl_mode", "sql_mode"):
+            files[key.removeprefix("ssl_")] = value
     unknown = [key for key in options if key not in _OPTIONS]
     if unknown:
         raise ValueError(f"the option {unknown[0]!r} of a MySQL address is not known: {', '.join(_OPTIONS)} are")
-    files = {key.removeprefix("ssl_"): value for key, value in options.items() if key not in ("ssl_mode", "sql_mode")}
     default = "REQUIRED" if files else "PREFERRED"
     if "ca" in files:
         default = "VERIFY_CA"
     mode = options.get("ssl_mode", default).upper()
     if mode not in _MODES:
         raise ValueError(f"ssl_mode={mode} is not known: {', '.join(_MODES)} are")
-    if mode in ("DISABLED", "PREFERRED"):
-        if files:
-            raise ValueError(f"ssl_mode={mode} asks for no certificate, and {next(iter(files))} names one")
-        return {"ssl_disabled": True} if mode == "DISABLED" else {}
+    if mode in ("DISABLED", "PREFERRED") and files:
+        raise ValueError(f"ssl_mode={mode} asks for no certificate, and {next(iter(files))} names one")
+    if mode == "DISABLED":
+        return {"ssl_disabled": True}
+    if mode == "PREFERRED":
+        return {}
     if mode != "REQUIRED" and "ca" not in files:
         raise ValueError(f"ssl_mode={mode} needs ssl_ca, the file of the certificate authority")
     checks = "none" if mode == "REQUIRED" else "required"
@@ -439,11 +483,8 @@ def open_connection(
     or else the server's.
     """
     import pymysql
-    from pymysql.constants import FIELD_TYPE
-    from pymysql.converters import conversions
     from pymysql.cursors import Cursor, SSCursor
 
-    as_text = {getattr(FIELD_TYPE, name) for name in _PLAIN.split() if hasattr(FIELD_TYPE, name)}
     address = urlsplit(location)
     encryption = encryption_of(location)
     connection = pymysql.connect(
@@ -458,22 +499,37 @@ def open_connection(
         local_infile=False,
         connect_timeout=max(2, int(seconds)),
         read_timeout=max(2, int(seconds * 2)),
-        conv={kind: convert for kind, convert in conversions.items() if kind not in as_text},
+        conv=_conversions(),
         cursorclass=SSCursor if unbuffered else Cursor,
         **encryption,
     )
-    if "ssl" in encryption:
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW STATUS LIKE 'Ssl_cipher'")
-            if not all(row[1] for row in cursor.fetchall()):  # the driver goes on without, where a server has none
-                connection.close()
-                raise pymysql.OperationalError(2026, "the server does not encrypt the connection")
-    is_mariadb = "MariaDB" in str(connection.server_version)
-    clock = f"max_statement_time = {seconds:.3f}" if is_mariadb else f"max_execution_time = {int(seconds * 1000)}"
+    if "ssl" in encryption and not _is_encrypted(connection):  # the driver goes on without, where a server has none
+        connection.close()
+        raise pymysql.OperationalError(2026, "the server does not encrypt the connection")
+    clock = f"max_execution_time = {int(seconds * 1000)}"
+    if "MariaDB" in str(connection.server_version):
+        clock = f"max_statement_time = {seconds:.3f}"
+    lock_seconds = max(1, int(seconds * 0.9))
     with connection.cursor() as cursor:
-        cursor.execute(f"SET SESSION {clock}, lock_wait_timeout = {max(1, int(seconds * 0.9))}")
+        cursor.execute(f"SET SESSION {clock}, lock_wait_timeout = {lock_seconds}")
         cursor.execute("SET SESSION TRANSACTION READ ONLY")
     return connection
+
+
+def _conversions() -> dict[Any, Any]:
+    """The driver's conversions of values, without those of types that are read as text."""
+    from pymysql.constants import FIELD_TYPE
+    from pymysql.converters import conversions
+
+    names = [name for name in _PLAIN.split() if hasattr(FIELD_TYPE, name)]
+    as_text = {getattr(FIELD_TYPE, name) for name in names}
+    return {kind: convert for kind, convert in conversions.items() if kind not in as_text}
+
+
+def _is_encrypted(connection: pymysql.Connection[Any]) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW STATUS LIKE 'Ssl_cipher'")
+        return all(row[1] for row in cursor.fetchall())
 
 
 def _address_mode(location: str) -> str | None:
@@ -560,15 +616,20 @@ def _view_names(query: str) -> base.StatementNames | None:
     database before each function that is not its own. None if the server does not show the query, if the query calls
     such a function or another that no statement may call, or if we cannot read it to its end.
     """
-    text = _in_double_quotes(_ESCAPED.sub(lambda match: "''" if match[1] == "'" else match[1], query))
+
+    def unescape(match: re.Match[str]) -> str:
+        return "''" if match[1] == "'" else match[1]
+
+    unescaped = _ESCAPED.sub(unescape, query)
+    text = _in_double_quotes(unescaped)
     tokens, rest = lexed(text)
     if not tokens or rest:
         return None
     for (kind, _), (_, after) in itertools.pairwise(tokens):
         if kind == "name" and after == "(":
             return None
-    for at, (kind, word) in enumerate(tokens):
-        if kind == "word" and word_refusal(tokens, at, word, "mysql"):
+    for place, (kind, word) in enumerate(tokens):
+        if kind == "word" and word_refusal(tokens, place, word, "mysql"):
             return None
     return _statement_names(text)
 
@@ -646,11 +707,14 @@ class MysqlSession(base.DatabaseSession):
         self._connection = self._connection or self._connect(checks_grants=False)
         with self._connection.cursor() as cursor:
             cursor.execute(_COMPUTED)
-            hidden = hidden.extended(computed=[(str(table), str(column)) for table, column in cursor.fetchall()])
+            computed = [(str(table), str(column)) for table, column in cursor.fetchall()]
             cursor.execute(_ELSEWHERE)
-            hidden = hidden.extended([str(row[0]) for row in cursor.fetchall()])
+            elsewhere = [str(row[0]) for row in cursor.fetchall()]
             cursor.execute(_VIEWS)
-            return hidden.with_views([(str(name), _view_names(str(sql or ""))) for name, sql in cursor.fetchall()])
+            views: list[tuple[str, base.StatementNames | None]] = []
+            for name, sql in cursor.fetchall():
+                views.append((str(name), _view_names(str(sql or ""))))
+        return hidden.extended(elsewhere, computed=computed).with_views(views)
 
     def explain(self, error: Exception) -> tuple[str, str, str] | None:
         import pymysql

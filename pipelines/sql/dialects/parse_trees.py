@@ -146,35 +146,51 @@ def _duckdb_tables(tree: Any) -> Iterator[str]:
             name = str(entry["key"])
             query = entry["value"]
             with_this = common | {name}
-            is_recursive = query.get("query_node", {}).get("type") == "RECURSIVE_CTE_NODE"
-            waiting.append((query, with_this if is_recursive else common))
+            node = query.get("query_node", {})
+            if node.get("type") == "RECURSIVE_CTE_NODE":
+                waiting.append((query, with_this))
+            else:
+                waiting.append((query, common))
             common = with_this
-        waiting += [(value, common) for key, value in item.items() if key != "cte_map"]
+        for key, value in item.items():
+            if key != "cte_map":
+                waiting.append((value, common))
 
 
 def duckdb_reads(plans: Any) -> frozenset[tuple[str, str]] | None:
     """(table, column) of what DuckDB's plan reads; None if a part of it is not known."""
     reads: set[tuple[str, str]] = set()
     for node in _nodes(plans):
-        kind = node.get("type")
-        if kind == "LOGICAL_GET" and node["qname"]["path"] == ["seq_scan"]:
-            table = node["function_data"]["table"]
-            names = node["names"]
-            reads.add((table, ""))
-            for index in node.get("column_indexes", ()):
-                if index["index"] < len(names):  # beyond them: a row's number
-                    reads.add((table, names[index["index"]]))
-        elif kind == "LOGICAL_GET":
-            if node["qname"]["path"][-1] not in _DUCKDB_TABLE_FUNCTIONS:
+        kind = str(node.get("type"))
+        if kind == "LOGICAL_GET":
+            path = node["qname"]["path"]
+            if path == ["seq_scan"]:
+                reads.update(_scan_reads(node))
+            elif path[-1] not in _DUCKDB_TABLE_FUNCTIONS:
                 return None
-        elif str(kind).startswith("LOGICAL_") and not node.get("children") and kind not in _DUCKDB_LEAVES:
+        elif kind.startswith("LOGICAL_") and not node.get("children") and kind not in _DUCKDB_LEAVES:
             return None
     return frozenset(reads)
 
 
+def _scan_reads(scan: Node) -> Iterator[tuple[str, str]]:
+    """(table, column) of each column that a scan reads, and (table, "")."""
+    table = scan["function_data"]["table"]
+    names = scan["names"]
+    yield table, ""
+    for entry in scan.get("column_indexes", ()):
+        index = entry["index"]
+        if index < len(names):  # beyond them: a row's number
+            yield table, names[index]
+
+
 def _is_type_of_query(tree: Any) -> bool:
     """Whether DuckDB's statement asks for the type of a query's value: its plan has the answer, and not the query."""
-    calls = [node for node in _nodes(tree) if str(node.get("function_name")).lower() in ("typeof", "pg_typeof")]
+    calls = []
+    for node in _nodes(tree):
+        function = str(node.get("function_name")).lower()
+        if function in ("typeof", "pg_typeof"):
+            calls.append(node)
     return any(node.get("class") == "SUBQUERY" for node in _nodes(calls))
 
 
@@ -223,16 +239,25 @@ def postgres_names(sql: str, visible: Mapping[str, str], pure: Container[str]) -
         kind = next(iter(node), "")
         if kind[:1].isupper() and kind not in _POSTGRES_NODES:
             return None
-        name = node["funcname"][-1]["String"]["sval"] if "funcname" in node else "count"
-        if name not in pure and _function_refusal("postgres", name, _POSTGRES_FORMS):
+        if "funcname" not in node:
+            continue
+        function = _called_function(node)
+        if function not in pure and _function_refusal("postgres", function, _POSTGRES_FORMS):
             return None
     return _postgres_tree_names(tree, visible)
 
 
+def _called_function(call: Node) -> str:
+    """The name of the function that a call of PostgreSQL's tree names, without its schema."""
+    name: str = call["funcname"][-1]["String"]["sval"]
+    return name
+
+
 def _syntax_error(message: str) -> RawResult:
     """What the parser cannot read is never run: another version of it might."""
-    error_class = "too_complex" if "depth" in message else "syntax"
-    return failure(ERROR, error_class, message)
+    if "depth" in message:
+        return failure(ERROR, "too_complex", message)
+    return failure(ERROR, "syntax", message)
 
 
 def _tree_refusal(
@@ -247,7 +272,9 @@ def _tree_refusal(
         reason = node_refusal(node)
         if reason:
             return failure(REFUSED, "not_authorized", reason)
-    return None if hidden is None else hidden.refusal(names_in(statements))
+    if hidden is None:
+        return None
+    return hidden.refusal(names_in(statements))
 
 
 def _nodes(tree: Any, without: str = "") -> Iterator[Node]:
@@ -279,11 +306,20 @@ def _duckdb_node_refusal(node: Node) -> str:
         function = node["function"]["function_name"]
         if function.lower() not in _DUCKDB_TABLE_FUNCTIONS:
             return f"not authorized to use table function: {function}"
-    if kind == "SHOW_REF" and not node.get("query") and node.get("table_name") not in _SHOWABLE:
-        if node.get("show_type") != "SHOW_FROM":
-            return f"not authorized to show {node.get('table_name')}"
-        return _relation_refusal([str(node.get("schema_name")), "tables"])
+    if kind == "SHOW_REF":
+        return _show_refusal(node)
     return ""
+
+
+def _show_refusal(node: Node) -> str:
+    """The reason to refuse a SHOW or DESCRIBE; "" if there is none."""
+    shown_name = node.get("table_name")
+    if node.get("query") or shown_name in _SHOWABLE:
+        return ""
+    if node.get("show_type") != "SHOW_FROM":
+        return f"not authorized to show {shown_name}"
+    schema = str(node.get("schema_name"))
+    return _relation_refusal([schema, "tables"])
 
 
 def _postgres_node_refusal(calls: Mapping[str, bool], schemas: Sequence[str | None], node: Node) -> str:
@@ -298,24 +334,41 @@ def _postgres_node_refusal(calls: Mapping[str, bool], schemas: Sequence[str | No
     if "intoClause" in node or "lockingClause" in node:
         return "not authorized: only a query that reads"
     if "funcname" in node:
-        name = node["funcname"][-1]["String"]["sval"]
+        name = _called_function(node)
         return _trim_refusal(name, node) or _function_refusal("postgres", name, _POSTGRES_FORMS)
-    dotted_calls = [name for name in _string_values(node.get("fields", ()))[1:] if calls.get(name)]
-    if not dotted_calls:
-        dotted_calls = [name for name in _string_values(node.get("indirection", ())) if name in calls]
+    dotted_calls = _dotted_calls(calls, node)
     if dotted_calls:
         return max(_function_refusal("postgres", name, _POSTGRES_FORMS) for name in dotted_calls)
     if "names" in node:
-        kind_name = _string_values(node["names"])[-1].lower()
-        if kind_name in _LOOKED_UP:
-            return f"not authorized to use type: {kind_name}"
+        type_name = _string_values(node["names"])[-1].lower()
+        if type_name in _LOOKED_UP:
+            return f"not authorized to use type: {type_name}"
     if "relname" in node:
-        refusal = _relation_refusal([node[key] for key in ("catalogname", "schemaname", "relname") if key in node])
-        if not refusal and node.get("schemaname") not in schemas:
-            return f"not authorized to use schema {node['schemaname']}"
-        return refusal
-    if str(node.get("op", "")).startswith("SVFOP_") and not node["op"].startswith(_DATES):
+        return _postgres_relation_refusal(schemas, node)
+    operation = str(node.get("op", ""))
+    if operation.startswith("SVFOP_") and not operation.startswith(_DATES):
         return "not authorized to ask who is connected"
+    return ""
+
+
+def _dotted_calls(calls: Mapping[str, bool], node: Node) -> list[str]:
+    """The functions that a reference `table.name` or `(value).name` may call."""
+    qualified = _string_values(node.get("fields", ()))[1:]
+    of_rows = [name for name in qualified if calls.get(name)]
+    if of_rows:
+        return of_rows
+    steps = _string_values(node.get("indirection", ()))
+    return [name for name in steps if name in calls]
+
+
+def _postgres_relation_refusal(schemas: Sequence[str | None], node: Node) -> str:
+    """The reason to refuse reading a relation of PostgreSQL's tree; "" if there is none."""
+    path = [node[key] for key in ("catalogname", "schemaname", "relname") if key in node]
+    refusal = _relation_refusal(path)
+    if refusal:
+        return refusal
+    if node.get("schemaname") not in schemas:
+        return f"not authorized to use schema {node['schemaname']}"
     return ""
 
 
@@ -359,29 +412,35 @@ def _duckdb_tree_names(tree: Any) -> StatementNames:
     joins: list[str] = []  # aliases of joins, each of which may stand for a row of any table
     types: set[str] = set()
     functions: set[str] = set()
+    is_catalogue = False
     for node in nodes:
         kind = node.get("type")
         if kind == "BASE_TABLE":
             path = node["qualified_name"]["path"]
+            table = path[-1]
             paths.append(path)
-            rows |= {(path[-1], path[-1]), (node.get("alias", path[-1]), path[-1])}
+            rows.add((table, table))
+            rows.add((node.get("alias", table), table))
+            is_catalogue |= _is_described(path)
         if kind == "JOIN" and node.get("alias"):
             joins.append(node["alias"])
+        if kind == "SHOW_REF":
+            is_catalogue = True
         if node.get("class") == "TYPE":
             types.add(str(node["type_name"]))
         if node.get("pivot_enum"):  # a column for each of its values
             types.add(str(node["pivot_enum"]))
         if "function_name" in node:
             functions.add(str(node["function_name"]))
+    relations = frozenset(path[-1] for path in paths)
     for alias in joins:
-        rows |= {(alias, path[-1]) for path in paths}
-    shows = any(node.get("type") == "SHOW_REF" for node in nodes)
+        rows |= {(alias, relation) for relation in relations}
     return StatementNames(
-        relations=frozenset(path[-1] for path in paths),
+        relations=relations,
         rows=frozenset(rows),
         uses=frozenset(_duckdb_uses(nodes)),
         unnamed=any(map(_reads_without_naming, nodes)),
-        catalogue=shows or any(map(_is_described, paths)),
+        catalogue=is_catalogue,
         types=frozenset(types),
         functions=frozenset(functions),
     )
@@ -423,13 +482,17 @@ def _postgres_tree_names(tree: Any, visible: Mapping[str, str]) -> StatementName
     types: set[str] = set()
     functions: set[str] = set()
     for node in _nodes(tree):
-        if "relname" in node and _is_described((str(node.get("schemaname", "")), str(node["relname"]))):
-            is_catalogue = True
+        if "relname" in node:
+            schema = str(node.get("schemaname", ""))
+            is_catalogue |= _is_described((schema, str(node["relname"])))
         if "names" in node:
-            types.add(_qualified(visible, *_string_values(node["names"])))
-        operator = _string_values(node["name"]) if isinstance(node.get("name"), list) else []
-        function = _string_values(node["funcname"]) if "funcname" in node else []
-        functions.update(operator[-1:], function[-1:])
+            path = _string_values(node["names"])
+            types.add(_qualified(visible, *path))
+        operator = node.get("name")
+        if isinstance(operator, list):
+            functions.update(_string_values(operator)[-1:])
+        if "funcname" in node:
+            functions.update(_string_values(node["funcname"])[-1:])
     return StatementNames(
         relations=frozenset(),
         rows=frozenset(),
@@ -492,10 +555,13 @@ class _Query:
     def _collect_common_tables(self) -> None:
         clause = self._select.get("withClause", {})
         expressions = [item["CommonTableExpr"] for item in clause.get("ctes", ())]
-        every = self._common.union(item["ctename"] for item in expressions)
+        every_name = self._common.union(item["ctename"] for item in expressions)
         for item in expressions:
-            visible = every if clause.get("recursive") else self._common
-            self._subqueries.append((item["ctequery"]["SelectStmt"], visible))
+            visible = self._common
+            if clause.get("recursive"):
+                visible = every_name
+            query = item["ctequery"]["SelectStmt"]
+            self._subqueries.append((query, visible))
             self._common |= {item["ctename"]}
             self.collect_names(_without(item, "ctequery", "ctename", "aliascolnames"))
 
@@ -512,26 +578,38 @@ class _Query:
                 using_alias = node.get("join_using_alias", {}).get("aliasname")
                 if using_alias:
                     names = (*names, str(using_alias))
-                self._uses |= {(text,) for text in _string_values(node.get("usingClause", ()))}
-                if node.get("isNatural") or alias.get("colnames"):
-                    self._stars.add("")
-                waiting += [(node["larg"], names), (node["rarg"], names)]
-                self.collect_names(node.get("quals", {}))
+                self._collect_join(node, alias)
+                waiting.append((node["larg"], names))
+                waiting.append((node["rarg"], names))
             elif kind == "RangeTableSample":
                 waiting.append((node["relation"], names))
                 self.collect_names(_without(node, "relation"))
             elif kind == "RangeVar":
-                path = [node[key] for key in ("schemaname", "relname") if key in node]
-                is_common = len(path) == 1 and path[0] in self._common
-                relation = "" if is_common else _qualified(self._visible, *path)
-                if not alias:
-                    names = (*names, path[-1])
-                self._rows |= {(name, relation) for name in names}
-                if alias.get("colnames") and relation:
-                    self._starred.add(relation)
+                self._collect_relation(node, alias, names)
             else:
                 self._rows |= {(name, "") for name in names}
                 self.collect_names(wrapped)
+
+    def _collect_join(self, join: Node, alias: Node) -> None:
+        """Note the columns that a join compares."""
+        for text in _string_values(join.get("usingClause", ())):
+            self._uses.add((text,))
+        if join.get("isNatural") or alias.get("colnames"):
+            self._stars.add("")
+        self.collect_names(join.get("quals", {}))
+
+    def _collect_relation(self, node: Node, alias: Node, names: tuple[str, ...]) -> None:
+        """Note a table, a view or a common table expression under the names of its rows."""
+        path = [node[key] for key in ("schemaname", "relname") if key in node]
+        relation = _qualified(self._visible, *path)
+        if len(path) == 1 and path[0] in self._common:
+            relation = ""
+        if not alias:
+            names = (*names, path[-1])
+        for name in names:
+            self._rows.add((name, relation))
+        if alias.get("colnames") and relation:
+            self._starred.add(relation)
 
     def collect_names(self, tree: Any) -> None:
         """Note the names in a tree, and its subqueries."""
@@ -547,21 +625,32 @@ class _Query:
                     self._subqueries.append((value, self._common))
                     continue
                 waiting.append(value)
-                texts = _string_values(value) if isinstance(value, list) and key not in _POSTGRES_NAMELESS else []
-                if key == "fields" and any("A_Star" in field for field in value):
-                    self._stars.add(texts[-1] if texts else "")
-                elif key == "fields":
-                    self._uses.add(tuple(texts))
-                elif key == "indirection" and any("A_Star" in field for field in value):
-                    self._stars.add("")
-                elif texts:
-                    self._uses |= {("", text) if key == "indirection" else (text,) for text in texts}
+                if isinstance(value, list) and key not in _POSTGRES_NAMELESS:
+                    self._collect_texts(key, value)
+
+    def _collect_texts(self, key: str, values: list[Any]) -> None:
+        """Note the texts of a field: a reference, the steps behind a value, or other names."""
+        texts = _string_values(values)
+        has_star = any("A_Star" in value for value in values)
+        if key == "fields" and has_star:
+            self._stars.add(texts[-1] if texts else "")
+        elif key == "fields":
+            self._uses.add(tuple(texts))
+        elif key == "indirection" and has_star:
+            self._stars.add("")
+        elif key == "indirection":
+            self._uses |= {("", text) for text in texts}
+        else:
+            self._uses |= {(text,) for text in texts}
 
     def _visible_rows(self) -> frozenset[tuple[str, str]]:
         """Its rows and those of the queries around it, whose names its own ones hide."""
         names = {name for name, _ in self._rows}
-        outer = {(name, relation) for name, relation in self._outer if name not in names}
-        return frozenset(self._rows | outer)
+        visible = set(self._rows)
+        for name, relation in self._outer:
+            if name not in names:
+                visible.add((name, relation))
+        return frozenset(visible)
 
     @property
     def inner(self) -> list[_Query]:
@@ -596,4 +685,6 @@ def _string_values(nodes: Iterable[Any]) -> list[str]:
 def _is_described(path: Sequence[str]) -> bool:
     """Whether a relation describes the tables of the database."""
     *schemas, name = path
-    return "information_schema" in [schema.lower() for schema in schemas] or HIDDEN.match(name) is not None
+    if "information_schema" in [schema.lower() for schema in schemas]:
+        return True
+    return HIDDEN.match(name) is not None

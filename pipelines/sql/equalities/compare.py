@@ -8,7 +8,7 @@ import marshal
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -63,23 +63,35 @@ def same_bag(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
     """
     if Counter(gold) == Counter(predicted):
         return True
-    if float not in set(map(type, chain.from_iterable(chain(gold, predicted)))):
+    cells = chain.from_iterable(chain(gold, predicted))
+    if float not in set(map(type, cells)):
         return False
     gold_rows = Counter((row, _large_floats(row)) for row in gold)
     predicted_rows = Counter((row, _large_floats(row)) for row in predicted)
-    missing = sorted((row for row, _ in (gold_rows - predicted_rows).elements()), key=_row_order)
-    surplus = sorted((row for row, _ in (predicted_rows - gold_rows).elements()), key=_row_order)
+    missing = _rows_in_order(gold_rows - predicted_rows)
+    surplus = _rows_in_order(predicted_rows - gold_rows)
     if all(map(close_rows, missing, surplus)):
         return True
     groups = _groups_of_near_rows(missing, surplus)
-    if any(len(of_gold) != len(of_predicted) for of_gold, of_predicted in groups):
-        return False
-    return all(_match(of_gold, of_predicted) for of_gold, of_predicted in groups)
+    for group_of_gold, group_of_predicted in groups:
+        if len(group_of_gold) != len(group_of_predicted):
+            return False
+    return all(_match(group_of_gold, group_of_predicted) for group_of_gold, group_of_predicted in groups)
+
+
+def _rows_in_order(counts: Counter[tuple[Row, tuple[int, ...]]]) -> list[Row]:
+    """Counted rows, each as often as it is counted, in `_row_order`."""
+    rows = [row for row, _ in counts.elements()]
+    return sorted(rows, key=_row_order)
 
 
 def _large_floats(row: Row) -> tuple[int, ...]:
     """The places of a row's floats from 2^53 on: an equal integer there is close to fewer numbers than the float."""
-    return tuple(at for at, cell in enumerate(row) if isinstance(cell, float) and abs(cell) >= WHOLE)
+    places = []
+    for place, cell in enumerate(row):
+        if isinstance(cell, float) and abs(cell) >= WHOLE:
+            places.append(place)
+    return tuple(places)
 
 
 def _row_order(row: Row) -> tuple[list[tuple[int, int, Any]], list[Any]]:
@@ -97,19 +109,28 @@ def _row_order(row: Row) -> tuple[list[tuple[int, int, Any]], list[Any]]:
 
 def _groups_of_near_rows(missing: Sequence[Row], surplus: Sequence[Row]) -> list[tuple[list[Row], list[Row]]]:
     """The rows of both sides in groups, such that two rows that are close are in one, whatever else is in it."""
-    neighbourhoods = [_neighbourhoods(column) for column in zip(*missing, *surplus, strict=True)]
+    columns = zip(*missing, *surplus, strict=True)
+    neighbourhoods = list(map(_neighbourhoods, columns))
     groups: dict[tuple[Any, ...], tuple[list[Row], list[Row]]] = defaultdict(lambda: ([], []))
     for side, rows in enumerate((missing, surplus)):
         for row in rows:
-            # The ranks keep a text or NULL in a cell apart from the number of a neighbourhood.
-            ranks = tuple(map(_rank, row))
-            cells = []
-            for at, cell in enumerate(row):
-                if ranks[at] == NUMBER:
-                    cell = neighbourhoods[at].get(cell, 0)
-                cells.append(cell)
-            groups[tuple(cells), ranks][side].append(row)
+            key = _group_key(row, neighbourhoods)
+            groups[key][side].append(row)
     return list(groups.values())
+
+
+def _group_key(row: Row, neighbourhoods: Sequence[Mapping[Any, int]]) -> tuple[Any, ...]:
+    """The row with each number's neighbourhood in its place. The ranks keep a text or NULL in a cell apart from the
+    number of a neighbourhood.
+    """
+    ranks = tuple(map(_rank, row))
+    cells = []
+    for cell, rank, neighbourhood_of in zip(row, ranks, neighbourhoods, strict=True):
+        if rank == NUMBER:
+            cells.append(neighbourhood_of.get(cell, 0))
+        else:
+            cells.append(cell)
+    return tuple(cells), ranks
 
 
 def _neighbourhoods(column: Sequence[Any]) -> dict[Any, int]:
@@ -117,16 +138,21 @@ def _neighbourhoods(column: Sequence[Any]) -> dict[Any, int]:
     `close` and parts no close numbers.
     """
     numbers = sorted({cell for cell in column if _rank(cell) == NUMBER})
-    places: dict[Any, int] = {}
-    place = 0
+    neighbourhood_of: dict[Any, int] = {}
+    neighbourhood = 0
     for before, number in zip([*numbers[:1], *numbers], numbers, strict=False):
-        try:
-            is_near = before == number or math.isclose(before, number, rel_tol=2 * RELATIVE, abs_tol=2 * ABSOLUTE)
-        except OverflowError:
-            is_near = False
-        place += not is_near
-        places[number] = place
-    return places
+        if not _is_near(before, number):
+            neighbourhood += 1
+        neighbourhood_of[number] = neighbourhood
+    return neighbourhood_of
+
+
+def _is_near(left: Any, right: Any) -> bool:
+    """Whether two numbers are within twice the bound of `close`."""
+    try:
+        return left == right or math.isclose(left, right, rel_tol=2 * RELATIVE, abs_tol=2 * ABSOLUTE)
+    except OverflowError:
+        return False
 
 
 NUMBER = 1
@@ -138,25 +164,28 @@ def _rank(cell: Any) -> int:
         return 0
     if isinstance(cell, (int, float)):
         return NUMBER
-    return 2 if isinstance(cell, str) else 3
+    if isinstance(cell, str):
+        return 2
+    return 3
 
 
 def _match(missing: Sequence[Row], surplus: Sequence[Row]) -> bool:
     """Whether every row finds a close partner that no other row has: augmenting paths (Kuhn)."""
     if len(missing) > MAX_MATCHED:
         return all(map(close_rows, missing, surplus))
-    partners = []
+    partners_of = []
     for row in missing:
-        partners.append([at for at, other in enumerate(surplus) if close_rows(row, other)])
+        partners_of.append([place for place, other in enumerate(surplus) if close_rows(row, other)])
     row_of: dict[int, int] = {}  # the row of each partner
 
     def find_partner(row: int, seen: set[int]) -> bool:
-        for at in partners[row]:
-            if at not in seen:
-                seen.add(at)
-                if at not in row_of or find_partner(row_of[at], seen):
-                    row_of[at] = row
-                    return True
+        for partner in partners_of[row]:
+            if partner in seen:
+                continue
+            seen.add(partner)
+            if partner not in row_of or find_partner(row_of[partner], seen):
+                row_of[partner] = row
+                return True
         return False
 
     return all(find_partner(row, set()) for row in range(len(missing)))
@@ -189,7 +218,9 @@ def repair(sql: str) -> str:
     which is 2020 (`exec_eval.py: postprocess, replace_cur_year`).
     """
     closed = sql.replace("> =", ">=").replace("< =", "<=").replace("! =", "!=")
-    return _CURRENT_YEAR.sub("2020", closed) if "urdate" in closed.lower() else closed
+    if "urdate" not in closed.lower():
+        return closed
+    return _CURRENT_YEAR.sub("2020", closed)
 
 
 def drop_distinct(sql: str) -> str:
@@ -229,13 +260,12 @@ def suite(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
         return 1.0
     if len(gold.rows) != len(predicted.rows) or len(gold.rows[0]) != len(predicted.rows[0]):
         return 0.0
-    # Equal cells of equal types: the quick rejection below cannot part such rows.
-    if gold.rows is predicted.rows:
-        return 1.0
-    if gold.rows == predicted.rows and marshal.dumps(list(gold.rows), 2) == marshal.dumps(list(predicted.rows), 2):
+    if _have_same_cells(gold.rows, predicted.rows):
         return 1.0
     if facts.mentions_order:  # with the order of rows fixed, columns are whole values: their bags must be equal
-        is_equal = Counter(zip(*gold.rows, strict=True)) == Counter(zip(*predicted.rows, strict=True))
+        gold_columns = zip(*gold.rows, strict=True)
+        predicted_columns = zip(*predicted.rows, strict=True)
+        is_equal = Counter(gold_columns) == Counter(predicted_columns)
     else:
         is_equal = Counter(gold.rows) == Counter(predicted.rows) or _equal_by_permutation(gold.rows, predicted.rows)
     if not is_equal:
@@ -248,40 +278,62 @@ def suite(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     return float(set(gold_rows) == set(predicted_rows))
 
 
+def _have_same_cells(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
+    """Whether cells are equal and of equal types: the official quick rejection cannot part such rows."""
+    if gold is predicted:
+        return True
+    if gold != predicted:
+        return False
+    return marshal.dumps(list(gold), 2) == marshal.dumps(list(predicted), 2)
+
+
 def _equal_by_permutation(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
     """Whether some order of the predicted columns gives the same bag of rows: depth-first over the gold columns, those
     with the fewest candidates first.
     """
     gold_columns = list(zip(*gold, strict=True))
     predicted_columns = list(zip(*predicted, strict=True))
-    bags = list(map(Counter, predicted_columns))
-    candidates_of = []
-    for column in gold_columns:
-        wanted = Counter(column)
-        candidates_of.append([at for at, bag in enumerate(bags) if bag == wanted])
-    order = sorted(range(len(gold_columns)), key=lambda at: len(candidates_of[at]))
+    candidates_of = _candidate_columns(gold_columns, predicted_columns)
+    order = sorted(range(len(gold_columns)), key=lambda place: len(candidates_of[place]))
     stack: list[tuple[tuple[int, ...], Iterator[int]]] = [((), iter(candidates_of[order[0]]))]
     steps = 0
     while stack and steps < MAX_STEPS:
         path, candidates = stack[-1]
-        column_number = next((at for at in candidates if at not in path), None)
-        if column_number is None:
+        place = next((place for place in candidates if place not in path), None)
+        if place is None:
             stack.pop()
             continue
         steps += 1
-        path = (*path, column_number)
-        gold_rows = Counter(zip(*(gold_columns[at] for at in order[: len(path)]), strict=True))
-        if gold_rows != Counter(zip(*(predicted_columns[at] for at in path), strict=True)):
+        path = (*path, place)
+        gold_rows = _bag_of_rows(gold_columns, order[: len(path)])
+        if gold_rows != _bag_of_rows(predicted_columns, path):
             continue
         if len(path) == len(gold_columns):
             return True
         # Columns that hold the same cells row by row are one choice, not several.
         distinct: dict[tuple[Any, ...], int] = {}
-        for at in candidates_of[order[len(path)]]:
-            if at not in path:
-                distinct[predicted_columns[at]] = at
+        next_column = order[len(path)]
+        for candidate in candidates_of[next_column]:
+            if candidate not in path:
+                distinct[predicted_columns[candidate]] = candidate
         stack.append((path, iter(distinct.values())))
     return False
+
+
+def _candidate_columns(gold_columns: Sequence[Row], predicted_columns: Sequence[Row]) -> list[list[int]]:
+    """The places of the predicted columns that hold the same bag of cells, for each gold column."""
+    bags = list(map(Counter, predicted_columns))
+    candidates_of = []
+    for column in gold_columns:
+        wanted = Counter(column)
+        candidates_of.append([place for place, bag in enumerate(bags) if bag == wanted])
+    return candidates_of
+
+
+def _bag_of_rows(columns: Sequence[Row], places: Sequence[int]) -> Counter[Row]:
+    """The rows of some columns, in the order of their places."""
+    picked = [columns[place] for place in places]
+    return Counter(zip(*picked, strict=True))
 
 
 def _sorted_cells(rows: Sequence[Row]) -> list[Row]:
@@ -307,17 +359,28 @@ def soft_f1(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
         return 1.0
     predicted_rows = list(dict.fromkeys(predicted.rows))
     gold_rows = list(dict.fromkeys(gold.rows))
-    true = false_positive = false_negative = 0.0
+    true_positive = 0.0
+    false_positive = 0.0
+    false_negative = 0.0
     for predicted_row, gold_row in zip(predicted_rows, gold_rows, strict=False):
+        width = len(gold_row)
         hits = sum(cell in gold_row for cell in predicted_row)
-        true += hits / len(gold_row)
-        false_positive += (len(predicted_row) - hits) / len(gold_row)
-        false_negative += sum(cell not in predicted_row for cell in gold_row) / len(gold_row)
+        misses = sum(cell not in predicted_row for cell in gold_row)
+        true_positive += hits / width
+        false_positive += (len(predicted_row) - hits) / width
+        false_negative += misses / width
     false_positive += max(0, len(predicted_rows) - len(gold_rows))
     false_negative += max(0, len(gold_rows) - len(predicted_rows))
-    precision = true / (true + false_positive) if true + false_positive else 0.0
-    recall = true / (true + false_negative) if true + false_negative else 0.0
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    precision = _quotient(true_positive, true_positive + false_positive)
+    recall = _quotient(true_positive, true_positive + false_negative)
+    return _quotient(2 * precision * recall, precision + recall)
+
+
+def _quotient(dividend: float, divisor: float) -> float:
+    """A quotient; 0.0 for a divisor of 0."""
+    if not divisor:
+        return 0.0
+    return dividend / divisor
 
 
 @equality("spider_exec", bare=True, by_units=True)
@@ -330,18 +393,25 @@ def spider_exec(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float
     """
     gold_units, predicted_units = facts.units
     if gold_units is None:
-        gold_units = predicted_units = range(max(len(gold.columns), len(predicted.columns)))
+        width = max(len(gold.columns), len(predicted.columns))
+        gold_units = range(width)
+        predicted_units = range(width)
     if predicted_units is None:
         return 0.0
     gold_columns = _columns_by_unit(gold.rows, gold_units)
-    return float(gold_columns is not None and gold_columns == _columns_by_unit(predicted.rows, predicted_units))
+    if gold_columns is None:
+        return 0.0
+    return float(gold_columns == _columns_by_unit(predicted.rows, predicted_units))
 
 
 def _columns_by_unit(rows: Sequence[Row], units: Sequence[Any]) -> dict[Any, list[Any]] | None:
     """The values of each column by its value unit; None if there are fewer columns than units."""
     if rows and len(rows[0]) < len(units):
         return None
-    return {unit: [row[index] for row in rows] for index, unit in enumerate(units)}
+    columns: dict[Any, list[Any]] = {}
+    for index, unit in enumerate(units):
+        columns[unit] = [row[index] for row in rows]
+    return columns
 
 
 @equality("strict")
@@ -384,7 +454,9 @@ def proved(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
 @equality("ehrsql", rewrite=official.ehrsql_query, bare=True)
 def ehrsql_answer(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """EHRSQL's execution match: the bag of texts in the first column (Lee et al. 2022, `process_answer`)."""
-    return float(sorted(str(row[0]) for row in gold.rows) == sorted(str(row[0]) for row in predicted.rows))
+    gold_texts = [str(row[0]) for row in gold.rows]
+    predicted_texts = [str(row[0]) for row in predicted.rows]
+    return float(sorted(gold_texts) == sorted(predicted_texts))
 
 
 @equality("livesqlbench", rewrite=official.outcome_query, by_outcome=True, form="set")

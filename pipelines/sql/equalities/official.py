@@ -31,15 +31,26 @@ def ehrsql_query(sql: str) -> str:
     """The query that the official script runs in place of this one (`post_process_sql`): lower case, a fixed current
     time, the usual ranges of vital signs, and single quotes.
     """
-    sql = sql.lower().replace("current_time", f"'{NOW}'")
+    lowered = sql.lower().replace("current_time", f"'{NOW}'")
+    query = _with_vital_range(lowered)
+    query = query.replace("''", "'")
+    query = query.replace("< =", "<=")
+    return query.replace("%y", "%Y").replace("%j", "%J")
+
+
+def _with_vital_range(sql: str) -> str:
+    """The query with the bounds of a vital sign in place of their names."""
     lowest = _LOWER.findall(sql)
     highest = _UPPER.findall(sql)
-    if lowest and highest:
-        vital = lowest[0].removesuffix("_lower")
-        bounds = VITALS.get(vital.replace("_", " "))
-        if bounds is not None and highest[0].removesuffix("_upper") == vital:
-            sql = sql.replace(lowest[0], str(bounds[0])).replace(highest[0], str(bounds[1]))
-    return sql.replace("''", "'").replace("< =", "<=").replace("%y", "%Y").replace("%j", "%J")
+    if not lowest or not highest:
+        return sql
+    vital = lowest[0].removesuffix("_lower")
+    bounds = VITALS.get(vital.replace("_", " "))
+    if bounds is None or highest[0].removesuffix("_upper") != vital:
+        return sql
+    lower_bound, upper_bound = bounds
+    with_lower_bound = sql.replace(lowest[0], str(lower_bound))
+    return with_lower_bound.replace(highest[0], str(upper_bound))
 
 
 def is_unanswerable(row: Any) -> bool:
@@ -74,7 +85,9 @@ def reliability(cases: Sequence[tuple[bool, bool, bool]]) -> dict[str, float]:
 
 
 def _share(count: int, total: int) -> float:
-    return count / total if total else 0.0
+    if not total:
+        return 0.0
+    return count / total
 
 
 # LiveSQLBench's and BIRD-Interact's own comparison of an answer with the gold SQL (`evaluation/src/test_utils.py`).
