@@ -38,12 +38,14 @@ def ask_experts(ctx: Context, pool: str, examples: Sequence[Example]) -> ExpertR
         flagged = _flagged_by_cleaners(ctx, list(resolved.values()), schema, figures)
     flagged_ids = {row.row for row in flagged}
     kept = [example for example in examples if example.id not in flagged_ids]
+    kept_resolved = [resolved[example.id] for example in kept]
     with sql_engine(ctx.recipe) as sql:
         link = _stage_linker(ctx, pool, figures)
-        to_show = [resolved[example.id] for example in kept]
-        shown = with_prompt_facts(to_show, ctx.recipe, schema, sql, link)
-    # The database stays as the dataset names it.
-    with_facts = [dataclasses.replace(one, meta=other.meta) for one, other in zip(kept, shown, strict=True)]
+        prepared = with_prompt_facts(kept_resolved, ctx.recipe, schema, sql, link)
+    with_facts = []
+    for example, prepared_example in zip(kept, prepared, strict=True):
+        # The database stays as the dataset names it.
+        with_facts.append(dataclasses.replace(example, meta=prepared_example.meta))
     return ExpertResult(with_facts, flagged, figures)
 
 
@@ -61,7 +63,12 @@ def _flagged_by_cleaners(
             figures[f"cleaner_{measure}_{asker.name}"] = value
     for measure, value in experts.agreement(checked).items():
         figures[f"cleaners_{measure}"] = value
-    return [Rejected(case.example.id, FLAGGED, " / ".join(case.reasons)) for case in checked if case.dropped]
+    flagged = []
+    for case in checked:
+        if case.dropped:
+            reasons = " / ".join(case.reasons)
+            flagged.append(Rejected(case.example.id, FLAGGED, reasons))
+    return flagged
 
 
 def _stage_linker(ctx: Context, pool: str, figures: dict[str, float]) -> Link:
@@ -71,22 +78,18 @@ def _stage_linker(ctx: Context, pool: str, figures: dict[str, float]) -> Link:
     schema"). A training pool's linked schema is united with the gold's, for a question must be answerable to be trained
     on (Reasoning-SQL, 4.1).
     """
-    from pipelines.endpoints.asker import Asker
     from pipelines.teachers import experts
 
-    data = ctx.recipe.data
+    linker = ctx.recipe.data.linker
 
     def link(examples: Sequence[Example], schema: prompt_schema.Schemas) -> list[Example]:
-        if data.linker in (None, prompt_schema.GOLD):
+        if linker in (None, prompt_schema.GOLD):
             return prompt_schema.gold_linked(examples, schema)
         gold = prompt_schema.gold_items(examples, schema)
-        if data.linker == prompt_schema.LOCAL:
-            linked = link_locally(examples, schema, data.linker_tokens, ctx.recipe.protocol.is_brief)
+        if linker == prompt_schema.LOCAL:
+            linked = link_locally(examples, schema, ctx.recipe.data.linker_tokens, ctx.recipe.protocol.is_brief)
         else:
-            asker = Asker.named(str(data.linker), ctx.responses)
-            linked = experts.link_by_endpoint(asker, examples, schema)
-            for measure, value in asker.take_used().items():
-                figures[f"linker_{measure}_{asker.name}"] = value
+            linked = _link_by_endpoint(ctx, str(linker), examples, schema, figures)
         for measure, value in experts.recall(linked, gold).items():
             figures[f"linker_{measure}"] = value
         if pool not in TRAINED:
@@ -94,3 +97,17 @@ def _stage_linker(ctx: Context, pool: str, figures: dict[str, float]) -> Link:
         return [experts.unite_with_gold(example, gold[example.id], schema(example.database)) for example in linked]
 
     return link
+
+
+def _link_by_endpoint(
+    ctx: Context, name: str, examples: Sequence[Example], schema: prompt_schema.Schemas, figures: dict[str, float]
+) -> list[Example]:
+    """The examples with the schema that an endpoint links to each; the endpoint's costs are added to the figures."""
+    from pipelines.endpoints.asker import Asker
+    from pipelines.teachers import experts
+
+    asker = Asker.named(name, ctx.responses)
+    linked = experts.link_by_endpoint(asker, examples, schema)
+    for measure, value in asker.take_used().items():
+        figures[f"linker_{measure}_{asker.name}"] = value
+    return linked

@@ -27,25 +27,23 @@ def score_difficulty(ctx: Context) -> None:
     """Write every question's pass rate to `data.parquet`, and those chosen for RL, in order, to `selected.parquet`."""
     settings = ctx.recipe.difficulty
     pools = _candidates(ctx)
-    rows = array("q", pl.concat(pools).unique("id", keep="first", maintain_order=True)["row"])
-    shards = Shards(rows, ctx.recipe.rollout.shard, ctx.folder)
-    ctx.progress.begin(ctx.stage, len(rows), "questions")
-    with policy_for_shards(ctx, shards, ctx.checkpoint) as recipe:
-        args = (recipe, ctx.checkpoint, ctx.inputs["data"])
-        shards.run(make_scoring_run, args, recipe.rollout.processes, ctx.progress, recipe.rollout.dask)
-    tables = [pl.DataFrame(shards.read(index), schema=difficulty.COLUMNS) for index in range(len(shards))]
-    scored = pl.concat([pl.DataFrame(schema=difficulty.COLUMNS), *tables])
+    questions = pl.concat(pools).unique("id", keep="first", maintain_order=True)
+    rows = array("q", questions["row"])
+    scored = _score_rows(ctx, rows)
     unscored = len(rows) - len(scored)
     if unscored:
         ctx.progress.warn(f"{unscored} of {len(rows)} questions have no score: all their episodes broke")
-    parts = []
+    scored_pools = []
     for pool in pools:
-        parts.append(scored.join(pool.select("id"), left_on="example_id", right_on="id", maintain_order="right"))
+        ids = pool.select("id")
+        scored_pools.append(scored.join(ids, left_on="example_id", right_on="id", maintain_order="right"))
     if settings.explore_parts:
-        chosen = difficulty.select_rl_set_by_parts(parts[0], parts[1:], settings, ctx.recipe.seed)
+        sft_pool, *rl_pools = scored_pools
+        chosen = difficulty.select_rl_set_by_parts(sft_pool, rl_pools, settings, ctx.recipe.seed)
     else:
-        chosen = difficulty.select_rl_set(pl.concat(parts), settings, ctx.recipe.seed)
-    names = [(name, "balanced") for name in chosen.balanced] + [(name, "explore") for name in chosen.explore]
+        chosen = difficulty.select_rl_set(pl.concat(scored_pools), settings, ctx.recipe.seed)
+    names = [(name, "balanced") for name in chosen.balanced]
+    names += [(name, "explore") for name in chosen.explore]
     if unscored and not len(scored):
         raise DataError(f"all episodes of {unscored} questions broke: none has a score", "The log says more.")
     if not names:
@@ -56,7 +54,22 @@ def score_difficulty(ctx: Context) -> None:
     frames.write(ctx.folder / DATA, scored)
     frames.write(ctx.folder / "selected.parquet", pl.DataFrame(names, ["example_id", "set"], orient="row"))
     counts = {"balanced": len(chosen.balanced), "explore": len(chosen.explore), "unscored": unscored}
-    ctx.metrics({**counts, **difficulty.difficulty_figures(scored, settings.group)})
+    figures = difficulty.difficulty_figures(scored, settings.group)
+    ctx.metrics({**counts, **figures})
+
+
+def _score_rows(ctx: Context, rows: Sequence[int]) -> pl.DataFrame:
+    """A `ScoredQuestion` for each row of the data stage; a question whose episodes all broke has none."""
+    shards = Shards(rows, ctx.recipe.rollout.shard, ctx.folder)
+    ctx.progress.begin(ctx.stage, len(rows), "questions")
+    with policy_for_shards(ctx, shards, ctx.checkpoint) as recipe:
+        args = (recipe, ctx.checkpoint, ctx.inputs["data"])
+        shards.run(make_scoring_run, args, recipe.rollout.processes, ctx.progress, recipe.rollout.dask)
+    tables = [pl.DataFrame(schema=difficulty.COLUMNS)]
+    for index in range(len(shards)):
+        scored_questions = shards.read(index)
+        tables.append(pl.DataFrame(scored_questions, schema=difficulty.COLUMNS))
+    return pl.concat(tables)
 
 
 def _candidates(ctx: Context) -> list[pl.DataFrame]:
@@ -68,16 +81,21 @@ def _candidates(ctx: Context) -> list[pl.DataFrame]:
     data = ctx.inputs["data"]
     pools = [rows_of(data, "rl", part=part) for part in range(len(ctx.recipe.data.rl))]
     if settings.explore_parts:
-        # The questions that SFT was trained on; all of its pool if it was not trained.
         explores_sft = bool(settings.explore_parts[0])
-        trained = rows_of(data, "sft") if explores_sft else pools[0].clear()
-        if explores_sft and "filter" in ctx.inputs:
-            ids = frames.read(ctx.inputs["filter"] / DATA, "example_id")
-            trained = trained.join(ids, left_on="id", right_on="example_id", how="semi", maintain_order="left")
-        pools.insert(0, trained)
+        sft_pool = _trained_questions(ctx) if explores_sft else pools[0].clear()
+        pools.insert(0, sft_pool)
     if settings.candidates is None:
         return pools
     return [_sample(pool, settings.candidates, ctx.recipe.seed) for pool in pools]
+
+
+def _trained_questions(ctx: Context) -> pl.DataFrame:
+    """The questions that SFT was trained on; all of its pool if it was not trained."""
+    questions = rows_of(ctx.inputs["data"], "sft")
+    if "filter" not in ctx.inputs:
+        return questions
+    trained_ids = frames.read(ctx.inputs["filter"] / DATA, "example_id")
+    return questions.join(trained_ids, left_on="id", right_on="example_id", how="semi", maintain_order="left")
 
 
 def _sample(pool: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
@@ -96,13 +114,14 @@ def make_scoring_run(recipe: Recipe, checkpoint: str, data: Path) -> Run:
 
     def run(rows: Sequence[Any], path: Path) -> str:
         questions = examples_at(data, rows)
-        requests = [
-            EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
-            for question in questions
-            for sample in range(recipe.difficulty.group)
-        ]
+        requests = []
+        for question in questions:
+            for sample in range(recipe.difficulty.group):
+                seed = episode_seed(recipe.seed, question.id, sample)
+                requests.append(EpisodeRequest(question, sample, seed))
         trajectories = environment.run(scored_policy, requests, RolloutMode.difficulty(recipe))
-        scored = difficulty.score_questions(environment.judge(trajectories, questions))
+        outcomes = environment.judge(trajectories, questions)
+        scored = difficulty.score_questions(outcomes)
         write_lines(path, map(dataclasses.asdict, scored))
         right = sum(question.right for question in scored)
         samples = sum(question.samples for question in scored)

@@ -6,7 +6,6 @@ half million rows need no more memory than a laptop has.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,33 +31,44 @@ def filter_trajectories(ctx: Context) -> None:
     """Write the kept trajectories to `data.parquet` and every other one, with its reason, to `quarantine.jsonl`."""
     source = ctx.inputs["synthesize"] / DATA
     shards = _check_trajectories(ctx, source)
-    tables = [pl.DataFrame(shards.read(index), schema=filtering.COLUMNS) for index in range(len(shards))]
-    checked = pl.concat([pl.DataFrame(schema=filtering.COLUMNS), *tables])
+    checked = _read_checked(shards)
     selected = filtering.select_demonstrations(checked, ctx.recipe.filter, ctx.recipe.seed)
     kept_rows = selected["reason"].is_null().arg_true()
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
     for frame in frames.windows(source, kept_rows):
         writer.add(frame)
     writer.close()
-    _write_left_out(ctx, shards, selected["reason"].cast(pl.String))
+    reasons = selected["reason"].cast(pl.String)
+    _write_left_out(ctx, shards, reasons)
     quality = _write_dataset_card(ctx, source, selected, kept_rows)
 
-    kept = len(kept_rows)
-    reasons = {f"left_out_{reason}": float(count) for reason, count in quality["left_out"].items()}
-    ctx.metrics({"kept": kept, "acceptance": kept / max(1, len(selected)), **reasons})
-    if not kept:
-        reason = next(iter(quality["left_out"]), "there were none")
+    n_kept = len(kept_rows)
+    figures: dict[str, float] = {"kept": n_kept, "acceptance": n_kept / max(1, len(selected))}
+    for reason, count in quality["left_out"].items():
+        figures[f"left_out_{reason}"] = float(count)
+    ctx.metrics(figures)
+    if not n_kept:
+        commonest = next(iter(quality["left_out"]), "there were none")
         raise DataError(
-            f"none of {len(selected)} trajectories is kept; most often: {reason}", f"See {ctx.folder / QUARANTINE}."
+            f"none of {len(selected)} trajectories is kept; most often: {commonest}", f"See {ctx.folder / QUARANTINE}."
         )
+
+
+def _read_checked(shards: Shards[int]) -> pl.DataFrame:
+    """The `CheckedTrajectory` rows of all shards."""
+    tables = [pl.DataFrame(schema=filtering.COLUMNS)]
+    for index in range(len(shards)):
+        rows = shards.read(index)
+        tables.append(pl.DataFrame(rows, schema=filtering.COLUMNS))
+    return pl.concat(tables)
 
 
 def _check_trajectories(ctx: Context, source: Path) -> Shards[int]:
     """Judge all trajectories; each shard's file has one `CheckedTrajectory` a line."""
     data = ctx.inputs["data"]
-    example_ids = pl.scan_parquet(source, glob=False).select("example_id").collect()["example_id"]
+    answered = pl.scan_parquet(source, glob=False).select(id="example_id").collect()
     data_rows = rows_of(data, "sft")
-    question_rows = example_ids.to_frame("id").join(data_rows, on="id", how="left", maintain_order="left")["row"]
+    question_rows = answered.join(data_rows, on="id", how="left", maintain_order="left")["row"]
     return run_over_rows(ctx, question_rows, "trajectories", make_judging_run, source, data=data)
 
 
@@ -67,24 +77,36 @@ def _write_left_out(ctx: Context, shards: Shards[int], reasons: pl.Series) -> No
 
     def lines() -> Iterator[dict[str, Any]]:
         for row, reason in zip(shards.rows(), reasons, strict=True):
-            if reason is not None:
-                detail = filtering.detail(reason, row["detail"], ctx.recipe.filter)
-                yield {"example_id": row["example_id"], "sample": row["sample"], "reason": reason, "detail": detail}
+            if reason is None:
+                continue
+            yield {
+                "example_id": row["example_id"],
+                "sample": row["sample"],
+                "reason": reason,
+                "detail": filtering.detail(reason, row["detail"], ctx.recipe.filter),
+            }
 
     write_lines(ctx.folder / QUARANTINE, lines())
 
 
 def _write_dataset_card(ctx: Context, source: Path, selected: pl.DataFrame, kept_rows: pl.Series) -> dict[str, Any]:
     """Write the dataset's card, and return the figures that it shows beside leakage and costs."""
-    step = max(1, -(-len(kept_rows) // SAMPLED))
-    sampled = frames.windows(source, kept_rows.gather_every(step))
-    trajectories = chain.from_iterable(frames.from_frame(frame, Trajectory) for frame in sampled)
+    distance = max(1, -(-len(kept_rows) // SAMPLED))
+    sampled_rows = kept_rows.gather_every(distance)
+    trajectories = _read_trajectories_at(source, sampled_rows)
     quality = card.quality(selected, similarity.distinct_2(trajectories))
     write_json(ctx.folder / "quality.json", quality)
-    leakage = read_json(ctx.inputs["data"] / LEAKAGE)["sft"]
+    leakage = read_json(ctx.inputs["data"] / LEAKAGE)
     costs = read_json(ctx.inputs["synthesize"] / COSTS)
-    write_atomic(ctx.folder / "card.md", card.card_text(ctx.recipe, quality, leakage, costs))
+    text = card.card_text(ctx.recipe, quality, leakage["sft"], costs)
+    write_atomic(ctx.folder / "card.md", text)
     return quality
+
+
+def _read_trajectories_at(source: Path, rows: pl.Series) -> Iterator[Trajectory]:
+    """The trajectories in these rows of a file, of which few are in memory at a time."""
+    for frame in frames.windows(source, rows):
+        yield from frames.from_frame(frame, Trajectory)
 
 
 def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:
@@ -98,14 +120,17 @@ def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> 
 
     def run(rows: Sequence[Any], path: Path) -> str:
         trajectories = frames.from_frame(frames.take(source, rows), Trajectory)
-        needed = sorted(set(question_rows[rows[0] : rows[-1] + 1].tolist()))  # neighbours, mostly
+        neighbours = question_rows[rows[0] : rows[-1] + 1]  # few more than the rows themselves
+        needed = sorted(set(neighbours.tolist()))
         by_id = {example.id: example for example in examples_at(data, needed)}
         outcomes = environment.judge(trajectories, by_id.values(), reads={"level"})
         checked = []
+        n_right = 0
         for outcome in outcomes:
-            database = by_id[outcome.example_id].database.id
-            checked.append(filtering.CheckedTrajectory.of(outcome, database, recipe.filter))
+            n_right += outcome.correct
+            database = by_id[outcome.example_id].database
+            checked.append(filtering.CheckedTrajectory.of(outcome, database.id, recipe.filter))
         write_lines(path, map(dataclasses.asdict, checked))
-        return f"{sum(outcome.correct for outcome in outcomes)}/{len(outcomes)} right"
+        return f"{n_right}/{len(outcomes)} right"
 
     return run

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,7 @@ def synthesize(ctx: Context) -> None:
     teaches_itself = "policy" in kinds
     buys_answers = "endpoint" in kinds
     if teaches_itself and is_gguf(ctx.recipe.model.source):
-        folder = gguf_folder(Path(ctx.recipe.model.source), Store(ctx.folder.parent.parent), ctx.progress.say)
-        base = ctx.recipe.model.model_copy(update={"source": str(folder)})
-        ctx = dataclasses.replace(ctx, recipe=ctx.recipe.model_copy(update={"model": base}))
+        ctx = _with_plain_model(ctx)
     shards = Shards(questions, BOUGHT_SHARD if buys_answers else SHARD, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
     processes = 1 if buys_answers else ctx.recipe.rollout.processes
@@ -50,15 +48,35 @@ def synthesize(ctx: Context) -> None:
         shards.run(make_synthesis_run, (recipe, ctx.responses), processes, ctx.progress)
     trajectories = _read_trajectories(shards)
     frames.write(ctx.folder / DATA, frames.to_frame(trajectories))
-    broken = sum(trajectory.stop is StopReason.BROKEN for trajectory in trajectories)
-    turns = sum(len(trajectory.turns) for trajectory in trajectories) / max(1, len(trajectories))
     costs = _total_costs(shards) if buys_answers else {}
     write_json(ctx.folder / COSTS, costs)
-    spent = {}
+    ctx.metrics(_synthesis_figures(trajectories, costs))
+
+
+def _with_plain_model(ctx: Context) -> Context:
+    """The context whose recipe has the plain folder of a GGUF file as its model."""
+    store = Store(ctx.folder.parent.parent)
+    folder = gguf_folder(Path(ctx.recipe.model.source), store, ctx.progress.say)
+    model = ctx.recipe.model.model_copy(update={"source": str(folder)})
+    recipe = ctx.recipe.model_copy(update={"model": model})
+    return dataclasses.replace(ctx, recipe=recipe)
+
+
+def _synthesis_figures(
+    trajectories: Sequence[Trajectory], costs: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
+    """The number of trajectories, of broken ones, their mean turns, and what each endpoint cost."""
+    broken = sum(trajectory.stop is StopReason.BROKEN for trajectory in trajectories)
+    turns = sum(len(trajectory.turns) for trajectory in trajectories)
+    figures: dict[str, float] = {
+        "trajectories": len(trajectories),
+        "broken": broken,
+        "turns_mean": turns / max(1, len(trajectories)),
+    }
     for name, row in costs.items():
         for measure, value in row.items():
-            spent[f"{measure}_{name}"] = value
-    ctx.metrics({"trajectories": len(trajectories), "broken": broken, "turns_mean": turns, **spent})
+            figures[f"{measure}_{name}"] = value
+    return figures
 
 
 def _read_trajectories(shards: Shards[Example]) -> list[Trajectory]:
@@ -89,7 +107,8 @@ def _total_costs(shards: Shards[Example]) -> dict[str, dict[str, float]]:
     """The answers, tokens and money of each endpoint, whichever run paid."""
     costs: dict[str, dict[str, float]] = {}
     for index in range(len(shards)):
-        for name, row in read_json(shards.path(index).with_suffix(COSTS_OF_SHARD)).items():
+        path = shards.path(index).with_suffix(COSTS_OF_SHARD)
+        for name, row in read_json(path).items():
             total = costs.setdefault(name, dict.fromkeys(row, 0.0))
             for measure, value in row.items():
                 total[measure] = total.get(measure, 0.0) + value
@@ -101,14 +120,12 @@ def make_synthesis_run(recipe: Recipe, responses: Path) -> Run:
     synthesis = TeacherEngines(recipe, responses)
 
     def run(questions: Sequence[Any], path: Path) -> str:
-        done = synthesis.answer(questions)
-        askers = {policy.name: policy.asker for policy in synthesis.policies if isinstance(policy, OpenAIPolicy)}
-        costs = {name: asker.take_used() for name, asker in askers.items()}
+        trajectories = synthesis.answer(questions)
         shard = path.name.split(".")[0]
-        write_json(path.with_name(f"{shard}{COSTS_OF_SHARD}"), costs)
-        write_jsonl(path, done)
-        answered = sum(trajectory.final_sql is not None for trajectory in done)
-        return f"{answered}/{len(done)} answered"
+        write_json(path.with_name(f"{shard}{COSTS_OF_SHARD}"), synthesis.take_costs())
+        write_jsonl(path, trajectories)
+        answered = sum(trajectory.final_sql is not None for trajectory in trajectories)
+        return f"{answered}/{len(trajectories)} answered"
 
     return run
 
@@ -127,44 +144,62 @@ class TeacherEngines:
             lambda: factories.policy(factories.teaching(recipe), recipe),
         )
 
+    def take_costs(self) -> dict[str, dict[str, float]]:
+        """The costs of each endpoint's answers since the last call."""
+        costs: dict[str, dict[str, float]] = {}
+        askers = {policy.name: policy.asker for policy in self.policies if isinstance(policy, OpenAIPolicy)}
+        for name, asker in askers.items():
+            costs[name] = asker.take_used()
+        return costs
+
     def answer(self, questions: Sequence[Example]) -> list[Trajectory]:
         """`synthesis.samples` trajectories a question, in order; with `synthesis.every`, so many of each teacher."""
-        recipe = self.recipe
-        synthesis = recipe.synthesis
-        samples = synthesis.samples * (len(self.policies) if synthesis.every else 1)
-        requests = [
-            EpisodeRequest(question, sample, episode_seed(recipe.seed, question.id, sample))
-            for question in questions
-            for sample in range(samples)
-        ]
-        done = self._all(requests, lambda policy: policy)
-        if not synthesis.rationalise:
-            return done
+        requests = self._requests(questions)
+        trajectories = self._run_with_retries(requests, lambda policy: policy)
+        if not self.recipe.synthesis.rationalise:
+            return trajectories
         # STaR (`HintedPolicy`): episodes that ended wrong are run once more with the gold SQL as a hint.
-        outcomes = self.environment.judge(done, questions)
+        outcomes = self.environment.judge(trajectories, questions)
         wrong = [index for index, outcome in enumerate(outcomes) if not outcome.broken and not outcome.correct]
-        redone = self._all([requests[index] for index in wrong], HintedPolicy)
-        hinted = dict(zip(wrong, redone, strict=True))
-        return [hinted.get(index, trajectory) for index, trajectory in enumerate(done)]
+        hinted = self._run_with_retries([requests[index] for index in wrong], HintedPolicy)
+        for index, trajectory in zip(wrong, hinted, strict=True):
+            trajectories[index] = trajectory
+        return trajectories
 
-    def _all(self, requests: Sequence[EpisodeRequest], wrap: Callable[[Policy], Policy]) -> list[Trajectory]:
+    def _requests(self, questions: Sequence[Example]) -> list[EpisodeRequest]:
+        """The episodes of each question, in order."""
+        synthesis = self.recipe.synthesis
+        samples = synthesis.samples
+        if synthesis.every:
+            samples *= len(self.policies)
+        requests = []
+        for question in questions:
+            for sample in range(samples):
+                seed = episode_seed(self.recipe.seed, question.id, sample)
+                requests.append(EpisodeRequest(question, sample, seed))
+        return requests
+
+    def _run_with_retries(
+        self, requests: Sequence[EpisodeRequest], wrap: Callable[[Policy], Policy]
+    ) -> list[Trajectory]:
         """Run the episodes; those that an endpoint broke again, for its log has all but the answer that failed."""
-        done = asyncio.run(self._run(requests, wrap))
+        trajectories = asyncio.run(self._run(requests, wrap))
         for _ in range(ROUNDS):
-            again = [index for index, trajectory in enumerate(done) if trajectory.failure == BROKE]
-            if not again:
+            failed = [index for index, trajectory in enumerate(trajectories) if trajectory.failure == BROKE]
+            if not failed:
                 break
-            redone = asyncio.run(self._run([requests[index] for index in again], wrap))
-            for index, trajectory in zip(again, redone, strict=True):
-                done[index] = trajectory
-        return done
+            retried = asyncio.run(self._run([requests[index] for index in failed], wrap))
+            for index, trajectory in zip(failed, retried, strict=True):
+                trajectories[index] = trajectory
+        return trajectories
 
     async def _run(self, requests: Sequence[EpisodeRequest], wrap: Callable[[Policy], Policy]) -> list[Trajectory]:
         """Each teacher runs its share of the episodes, all teachers at once."""
         teachers = self.recipe.synthesis.teachers
         assigned: list[list[int]] = [[] for _ in teachers]  # indices of requests, by teacher
         for index, request in enumerate(requests):
-            assigned[self._teacher_of(request)].append(index)
+            teacher_index = self._teacher_of(request)
+            assigned[teacher_index].append(index)
         running: list[asyncio.Task[list[Trajectory]]] = []
         try:
             # If one teacher stops the run, the others keep what is on its way.
@@ -172,7 +207,8 @@ class TeacherEngines:
                 for teacher, policy, indices in zip(teachers, self.policies, assigned, strict=True):
                     mode = RolloutMode(teacher.sampling, self.recipe.protocol.max_turns)
                     engine = self.environment.engine(wrap(policy), mode)
-                    running.append(group.create_task(engine.run_async([requests[index] for index in indices])))
+                    share = [requests[index] for index in indices]
+                    running.append(group.create_task(engine.run_async(share)))
         except BaseExceptionGroup as many:
             raise many.exceptions[0] from None
         by_index: dict[int, Trajectory] = {}

@@ -1,7 +1,8 @@
 """Stages 5 and 7: the base model, supervised fine-tuning and GRPO, each trained in a child process."""
 
 import os
-from itertools import chain, islice
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,49 +61,44 @@ def _corpus(ctx: Context, protocol: Protocol) -> list[str]:
     """Texts from which the tiny tokenizer learns its merges: demonstrations, or else prompts and gold SQL."""
     texts: list[str] = []
     if "filter" in ctx.inputs:
-        windows = frames.windows(ctx.inputs["filter"] / DATA)
-        demonstrations = chain.from_iterable(frames.from_frame(frame, Trajectory) for frame in windows)
-        for trajectory in islice(demonstrations, CORPUS):
+        for trajectory in islice(_demonstrations(ctx.inputs["filter"] / DATA), CORPUS):
             texts += (text for _, text in trajectory.prompt)
             for turn in trajectory.turns:
-                texts += (turn.text, turn.observation or "")
+                texts.append(turn.text)
+                texts.append(turn.observation or "")
         return texts
     schema = schemas(ctx.recipe)
     for example in islice(each_example(ctx.inputs["data"], "sft", "rl"), CORPUS):
-        texts += (text for _, text in protocol.prompt(example, schema(example.database), 1))
+        prompt = protocol.prompt(example, schema(example.database), 1)
+        texts += (text for _, text in prompt)
         texts.append(example.gold_sql)
     return texts
 
 
+def _demonstrations(path: Path) -> Iterator[Trajectory]:
+    """The trajectories of a file, of which few are in memory at a time."""
+    for frame in frames.windows(path):
+        yield from frames.from_frame(frame, Trajectory)
+
+
 def sft(ctx: Context) -> None:
     """Write the fine-tuned `model/` and its curves."""
-    plan = Plan(
-        kind="sft", recipe=ctx.recipe, checkpoint_in=ctx.checkpoint, data=ctx.inputs["filter"] / DATA, out=ctx.folder
-    )
+    demonstrations = ctx.inputs["filter"] / DATA
+    plan = Plan(kind="sft", recipe=ctx.recipe, checkpoint_in=ctx.checkpoint, data=demonstrations, out=ctx.folder)
     _train(ctx, plan, ("loss",))
 
 
 def grpo(ctx: Context) -> None:
     """Write the policy's `model/` after GRPO, and its curves: reward terms, EX, turns, entropy and more."""
-    # A reward that nothing can earn is refused.
-    pays_schemas = any(term.term == "trust_schema" and term.weight for term in ctx.recipe.rewards)
-    if pays_schemas and "gold_schema" in ctx.inputs and not gold_schemas(ctx.inputs["gold_schema"]):
-        raise RecipeError(
-            "the reward trust_schema has no gold schema to hold proposals against: no two extractors agree on any",
-            "DuckDB and PostgreSQL have one static extractor: name a second, gold_schema.extractors=[NAME].",
-        )
+    _refuse_unearnable_reward(ctx)
     data = ctx.folder / "input.jsonl"
     write_jsonl(data, _questions(ctx))
-    held_out = ctx.folder / "held_out.jsonl"
-    dev = examples(ctx.inputs["data"], "dev") if ctx.recipe.grpo.held_out else []
-    dev.sort(key=lambda example: seeded_rank(example.id, 0, ctx.recipe.seed))
-    write_jsonl(held_out, dev[: ctx.recipe.grpo.held_out])
     plan = Plan(
         kind="grpo",
         recipe=ctx.recipe,
         checkpoint_in=ctx.checkpoint,
         data=data,
-        held_out=held_out if dev else None,
+        held_out=_write_held_out(ctx),
         gold_schemas=ctx.inputs.get("gold_schema"),
         out=ctx.folder,
     )
@@ -111,22 +107,51 @@ def grpo(ctx: Context) -> None:
         _train(ctx, plan, ("reward", "ex"), served.training)
 
 
+def _refuse_unearnable_reward(ctx: Context) -> None:
+    """Refuse a schema reward without a gold schema: no episode could earn it."""
+    if "gold_schema" not in ctx.inputs:
+        return
+    pays_schemas = any(term.term == "trust_schema" and term.weight for term in ctx.recipe.rewards)
+    if pays_schemas and not gold_schemas(ctx.inputs["gold_schema"]):
+        raise RecipeError(
+            "the reward trust_schema has no gold schema to hold proposals against: no two extractors agree on any",
+            "DuckDB and PostgreSQL have one static extractor: name a second, gold_schema.extractors=[NAME].",
+        )
+
+
+def _write_held_out(ctx: Context) -> Path | None:
+    """Write `grpo.held_out` questions of the dev pool, drawn by the seed; None if the recipe asks for none."""
+    path = ctx.folder / "held_out.jsonl"
+    count = ctx.recipe.grpo.held_out
+    if not count:
+        write_jsonl(path, [])
+        return None
+    dev = examples(ctx.inputs["data"], "dev")
+    dev.sort(key=lambda example: seeded_rank(example.id, 0, ctx.recipe.seed))
+    write_jsonl(path, dev[:count])
+    if not dev:
+        return None
+    return path
+
+
 def _questions(ctx: Context) -> list[Example]:
     """The questions of the RL pools: those that difficulty scoring chose, or all of them.
 
     The chosen ones come by ascending S(q): the hardest that were ever solved first. With `grpo.order=easy_first` this
     is turned round, and questions that were never solved stay at the end.
     """
+    data = ctx.inputs["data"]
     if "difficulty" not in ctx.inputs:
-        return examples(ctx.inputs["data"], "rl")
+        return examples(data, "rl")
     ids = frames.read(ctx.inputs["difficulty"] / "selected.parquet")["example_id"].to_list()
     if ctx.recipe.grpo.order == "easy_first":
         scored = frames.read(ctx.inputs["difficulty"] / DATA, "example_id", "right")
         never_solved = set(scored.filter(pl.col("right") == 0)["example_id"])
-        solved = [id for id in reversed(ids) if id not in never_solved]
-        ids = solved + [id for id in ids if id in never_solved]
-    rows = dict(rows_of(ctx.inputs["data"], "sft", "rl").select("id", "row").iter_rows())
-    return examples_at(ctx.inputs["data"], [rows[id] for id in ids])
+        solved_ids = [id for id in ids if id not in never_solved]
+        unsolved_ids = [id for id in ids if id in never_solved]
+        ids = [*reversed(solved_ids), *unsolved_ids]
+    row_of = dict(rows_of(data, "sft", "rl").select("id", "row").iter_rows())
+    return examples_at(data, [row_of[id] for id in ids])
 
 
 def _train(ctx: Context, plan: Plan, curves: tuple[str, ...], devices: tuple[str, ...] | None = None) -> None:
@@ -172,14 +197,17 @@ def summarise_curves(ctx: Context) -> dict[str, float]:
     """Steps, the mean of each curve over the last tenth of the run, and the last accuracy on held-out questions."""
     lines = _read_curves(ctx)
     figures: dict[str, float] = {"steps": lines[-1]["step"]}
-    last_tenth = lines[-max(1, len(lines) // 10) :]
+    n_last = max(1, len(lines) // 10)
+    last_tenth = lines[-n_last:]
     names: set[str] = set().union(*last_tenth)
     for name in sorted(names - {"step", HELD_OUT, HELD_OUT_TURNS}):
         curve = values(last_tenth, name)
         if all(isinstance(value, int | float) for value in curve):
             figures[name] = sum(curve) / len(curve)
     measured = [line for line in lines if HELD_OUT in line]
-    for name in (HELD_OUT, HELD_OUT_TURNS):
-        if measured and name in measured[-1]:
-            figures[name] = measured[-1][name]
+    if measured:
+        last_measured = measured[-1]
+        for name in (HELD_OUT, HELD_OUT_TURNS):
+            if name in last_measured:
+                figures[name] = last_measured[name]
     return figures

@@ -213,11 +213,12 @@ class DuckdbSession(base.DatabaseSession):
             description = cursor.execute(sql).description or []
             columns = tuple([item[0] for item in description])
             types = [str(item[1]) for item in description]
-            as_text = {at for at, kind in enumerate(types) if any(mark in kind for mark in _INEXACT)}
+            as_text = _inexact_columns(types)
             while True:
                 if as_text:
                     query = body(sql, DUCKDB_TOKEN)
-                    cursor.execute(f"SELECT {_select_list(len(types), as_text)} FROM ({query}\n) AS answer")
+                    selected = _select_list(len(types), as_text)
+                    cursor.execute(f"SELECT {selected} FROM ({query}\n) AS answer")
                 raw = self.result(cursor, max_rows)
                 infinite = _infinite_dates(types, raw.rows) - as_text
                 if not infinite:
@@ -252,14 +253,20 @@ class DuckdbSession(base.DatabaseSession):
             views = cursor.execute("SELECT schema_name, view_name, sql FROM duckdb_views() WHERE NOT internal")
             definitions = views.fetchall()
             self._views = frozenset(base.fold(name) for _, name, _ in definitions)
+            functions = [str(row[0]) for row in macros]
             computed: list[tuple[str, str]] = []
             for schema, table, column, _ in columns:
                 if base.fold(table) in hidden.columns and _is_computed_from(cursor, hidden, schema, table, column):
                     computed.append((table, column))
-            hidden = hidden.extended(functions=[str(row[0]) for row in macros], computed=computed)
-            visible_types = [kind for _, table, column, kind in columns if not hidden.hides(table, column)]
+            hidden = hidden.extended(functions=functions, computed=computed)
+            visible_types: list[str] = []
+            for _, table, column, kind in columns:
+                if not hidden.hides(table, column):
+                    visible_types.append(kind)
             hidden = _with_types(hidden, types, visible_types)
-            bodies = [(name, self._view_names(cursor, schema, name, sql)) for schema, name, sql in definitions]
+            bodies: list[tuple[str, base.StatementNames | None]] = []
+            for schema, name, sql in definitions:
+                bodies.append((name, self._view_names(cursor, schema, name, sql)))
             return hidden.with_views(bodies)
 
     def _view_names(
@@ -281,17 +288,11 @@ class DuckdbSession(base.DatabaseSession):
             text = str(error)
         else:
             return None
-        name, _, text = text.partition(": ")
-        try:
-            account = json.loads(text)
-        except ValueError:
-            account = None
-        if not isinstance(account, dict):
-            account = {"exception_message": text or name}
-        message = str(account.get("exception_message", "")).replace(self._location, "the database")
+        account = _account_of(text)
+        message = str(account.get("exception_message", ""))
+        message = message.replace(self._location, "the database")
         message = message.replace(os.path.dirname(self._location) + os.sep, "")
-        known_types = [_TYPES[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _TYPES]
-        status, error_class = known_types[0] if known_types else (ERROR, "runtime")
+        status, error_class = _class_of(type(error))
         if status == ERROR:
             error_class = _mistake(account) or error_class
         return status, error_class, message
@@ -311,17 +312,54 @@ class DuckdbSession(base.DatabaseSession):
                 self.close()
 
 
+def _account_of(text: str) -> dict[str, Any]:
+    """DuckDB's account of an error, by the text of its exception."""
+    name, _, account_text = text.partition(": ")
+    try:
+        account = json.loads(account_text)
+    except ValueError:
+        account = None
+    if isinstance(account, dict):
+        return account
+    return {"exception_message": account_text or name}
+
+
+def _class_of(exception: type[Exception]) -> tuple[str, str]:
+    """The status and the error class of an exception, by the nearest of its bases that is known."""
+    for kind in exception.__mro__:
+        if kind.__name__ in _TYPES:
+            return _TYPES[kind.__name__]
+    return ERROR, "runtime"
+
+
+def _inexact_columns(types: Sequence[str]) -> set[int]:
+    """The columns whose values the driver changes."""
+    inexact: set[int] = set()
+    for place, kind in enumerate(types):
+        if any(mark in kind for mark in _INEXACT):
+            inexact.add(place)
+    return inexact
+
+
 def _select_list(width: int, as_text: Set[int]) -> str:
     """The SELECT list that takes all columns, some of them as text."""
-    return ", ".join(f"#{at + 1}::VARCHAR" if at in as_text else f"#{at + 1}" for at in range(width))
+    items: list[str] = []
+    for place in range(width):
+        item = f"#{place + 1}"
+        if place in as_text:
+            item = f"{item}::VARCHAR"
+        items.append(item)
+    return ", ".join(items)
 
 
 def _infinite_dates(types: Sequence[str], rows: Sequence[base.Row]) -> set[int]:
     """The columns with infinite dates, which the driver reads as Python's first or last one."""
     infinite: set[int] = set()
-    for at, kind in enumerate(types):
-        if kind.startswith(("DATE", "TIMESTAMP")) and any(str(row[at]).startswith(_ENDS) for row in rows):
-            infinite.add(at)
+    for place, kind in enumerate(types):
+        if not kind.startswith(("DATE", "TIMESTAMP")):
+            continue
+        if any(str(row[place]).startswith(_ENDS) for row in rows):
+            infinite.add(place)
     return infinite
 
 
@@ -367,8 +405,12 @@ def _is_computed_from(
     """Whether a column is computed from a hidden one, or is one."""
     query = f"SELECT {base.quoted(column)} FROM {base.quoted(schema)}.{base.quoted(table)}"
     plan = json.loads(PLAN.of(cursor, query))
-    reads = None if plan["error"] else duckdb_reads(plan["plans"])
-    return reads is None or any(hidden.hides(*read) for read in reads)
+    if plan["error"]:
+        return True
+    reads = duckdb_reads(plan["plans"])
+    if reads is None:
+        return True
+    return any(hidden.hides(*read) for read in reads)
 
 
 def _with_types(

@@ -286,22 +286,28 @@ def body(sql: str, token: re.Pattern[str] = TOKEN) -> str:
 def lexed(sql: str, token: re.Pattern[str] = TOKEN) -> tuple[list[tuple[str, str]], str]:
     """The tokens before the first thing that this lexer does not know, and the text from there."""
     tokens: list[tuple[str, str]] = []
-    at = 0
-    while at < len(sql):
-        match = token.match(sql, at)
+    place = 0
+    while place < len(sql):
+        match = token.match(sql, place)
         if match is None:
-            return tokens, sql[at:]
+            return tokens, sql[place:]
         kind = str(match.lastgroup)
+        text = match[0]
         # An open comment may be nested, a carriage return ends one, and a text right after E or U& has escapes.
-        is_open_comment = kind != "comment" and sql.startswith("/*", at)
-        if is_open_comment or "\r" in match[0].strip():
-            return tokens, sql[at:]
-        if kind in ("text", "name") and tokens and not sql[at - 1].isspace() and tokens[-1][1] in ("e", "&"):
-            return tokens, sql[at - 1 :]
-        if kind not in ("space", "comment"):
-            text = match[0][1:-1].replace('""', '"') if kind == "name" else match[0]
-            tokens.append(("text" if kind in ("escaped", "dollars") else kind, text.lower()))
-        at = match.end()
+        is_open_comment = kind != "comment" and sql.startswith("/*", place)
+        if is_open_comment or "\r" in text.strip():
+            return tokens, sql[place:]
+        is_quoted = kind in ("text", "name")
+        if is_quoted and tokens and not sql[place - 1].isspace() and tokens[-1][1] in ("e", "&"):
+            return tokens, sql[place - 1 :]
+        place = match.end()
+        if kind in ("space", "comment"):
+            continue
+        if kind == "name":
+            text = text[1:-1].replace('""', '"')
+        elif kind in ("escaped", "dollars"):
+            kind = "text"
+        tokens.append((kind, text.lower()))
     return tokens, ""
 
 
@@ -354,14 +360,18 @@ def shadowed_names(sql: str) -> frozenset[str]:
         return frozenset()
     tokens, _ = lexed(sql)
     others: set[str] = set()
-    for at, (kind, word) in enumerate(tokens):
+    before = ""
+    for place, (kind, word) in enumerate(tokens):
+        name = fold(word)
         if kind == "text":  # SQLite also takes a text for a name
-            others.add(fold(word[1:-1].replace("''", "'")))
-        elif kind in ("word", "name") and fold(word) in common:
-            definition, scope_start = common[fold(word)]
-            is_qualified = at > 0 and tokens[at - 1][1] == "."
-            if is_qualified or not (at == definition or at > scope_start):
-                others.add(fold(word))
+            text = word[1:-1].replace("''", "'")
+            others.add(fold(text))
+        elif kind in ("word", "name") and name in common:
+            definition, scope_start = common[name]
+            is_meant = place == definition or place > scope_start
+            if before == "." or not is_meant:
+                others.add(name)
+        before = word
     return frozenset(common.keys() - others)
 
 
@@ -403,15 +413,19 @@ def with_pivot_values(sql: str) -> str:
 
 def word_refusal(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: str) -> str:
     """The reason to refuse a word where it stands; "" if there is none."""
-    is_word = tokens[index][0] == "word"
+    kind, _ = tokens[index]
+    is_word = kind == "word"
     before = tokens[index - 1][1] if index else ""
-    is_called = index + 1 < len(tokens) and tokens[index + 1] == ("sign", "(")
-    is_allowed = is_called and word in FUNCTIONS[engine]  # such as pg_typeof
-    in_catalogue = engine in _CATALOGUED and HIDDEN.match(word) is not None and not is_allowed
-    is_hidden = in_catalogue or (is_word and word in _CONNECTED[engine])
-    if is_hidden and before != "." and (before != "as" or is_called):
+    is_called = tokens[index + 1 : index + 2] == [("sign", "(")]
+    is_function = word in FUNCTIONS[engine]
+    in_catalogue = engine in _CATALOGUED and HIDDEN.match(word) is not None
+    if is_called and is_function:  # such as pg_typeof
+        in_catalogue = False
+    tells_of_connection = is_word and word in _CONNECTED[engine]
+    is_renaming = before == "as" and not is_called
+    if (in_catalogue or tells_of_connection) and before != "." and not is_renaming:
         return f"not authorized to use {word}"
-    if not is_called or word in FUNCTIONS[engine] or before in ("as", ")", "with", "recursive"):
+    if not is_called or is_function or before in ("as", ")", "with", "recursive"):
         return ""
     if is_word and (word in KEYWORDS or word in FORMS.get(engine, ())):
         return ""
@@ -420,12 +434,18 @@ def word_refusal(tokens: Sequence[tuple[str, str]], index: int, word: str, engin
     return f"not authorized to use function: {word}"
 
 
-def _opens_common_table(tokens: Sequence[tuple[str, str]], at: int) -> bool:
+def _opens_common_table(tokens: Sequence[tuple[str, str]], start: int) -> bool:
     """Whether the columns of a common table expression stand from a place on, as in "name(a, b) AS (SELECT"."""
-    while at < len(tokens) and (tokens[at][0] in ("word", "name") or tokens[at][1] == ","):
-        at += 1
-    ahead = [word for _, word in tokens[at : at + 6]]
+    place = start
+    while place < len(tokens):
+        kind, word = tokens[place]
+        if kind not in ("word", "name") and word != ",":
+            break
+        place += 1
+    ahead = [word for _, word in tokens[place : place + 6]]
     if ahead[:2] != [")", "as"]:
         return False
     opening = [word for word in ahead[2:] if word not in ("not", "materialized")]
-    return opening[:1] == ["("] and opening[1:2] in (["select"], ["with"], ["values"], ["("], ["from"])
+    if opening[:1] != ["("]:
+        return False
+    return opening[1:2] in (["select"], ["with"], ["values"], ["("], ["from"])

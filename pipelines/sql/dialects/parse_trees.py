@@ -121,12 +121,14 @@ def duckdb_names(tree: Any, plan: str, views: Container[str]) -> StatementNames:
     """
     named = _duckdb_tree_names(tree)
     parsed = json.loads(plan)
-    reads = None if parsed["error"] else duckdb_reads(parsed["plans"])
+    if parsed["error"]:
+        return named
+    reads = duckdb_reads(parsed["plans"])
     if reads is None or _is_type_of_query(tree):
         return named
-    types = named.types | {",".join(labels) for labels in _duckdb_enums(parsed["plans"])}
-    relations = frozenset(name for name in _duckdb_tables(tree) if fold(name) in views)
-    return named._replace(relations=relations, types=types, reads=reads)
+    enums = {",".join(labels) for labels in _duckdb_enums(parsed["plans"])}
+    relations = {name for name in _duckdb_tables(tree) if fold(name) in views}
+    return named._replace(relations=frozenset(relations), types=named.types | enums, reads=reads)
 
 
 def _duckdb_tables(tree: Any) -> Iterator[str]:

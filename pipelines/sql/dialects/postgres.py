@@ -254,10 +254,12 @@ WHERE n.nspname = ANY({_READ})
             return Role(("act as a superuser, or make roles and databases, or reach the server's files",), True)
         writable = [str(row[0]) for row in query(_WRITABLE)]
         writes = [f"write to {name}" for name in writable[:_MAX_LISTED]]
-        if len(writable) > _MAX_LISTED:
-            writes.append(f"write to {len(writable) - _MAX_LISTED} more tables")
+        n_more = len(writable) - len(writes)
+        if n_more:
+            writes.append(f"write to {n_more} more tables")
         revocations = tuple(str(row[0]) for row in query(_PUBLIC_WRITES))
-        return Role(tuple(writes), False, revocations, len(revocations) < len(writable))
+        has_own_writes = len(revocations) < len(writable)
+        return Role(tuple(writes), False, revocations, has_own_writes)
 
     @staticmethod
     def reader_grants(address: str, schemas: Sequence[str]) -> list[str]:
@@ -356,6 +358,16 @@ def _with_partitions(
     return all_tables, all_columns
 
 
+def _certain_attributes(listed: Iterable[tuple[str, Sequence[str]]]) -> dict[str, frozenset[str]]:
+    """The columns of each table by its folded name; of tables whose names fold alike those that all of them have."""
+    attributes: dict[str, frozenset[str]] = {}
+    for written_table, written_names in listed:
+        table = base.fold(written_table)
+        names = frozenset(written_names)
+        attributes[table] = attributes.get(table, names) & names
+    return attributes
+
+
 class PostgresSession(base.DatabaseSession):
     """One connection; `location` is its connection string.
 
@@ -434,30 +446,40 @@ class PostgresSession(base.DatabaseSession):
         relations = execute(_RELATIONS).fetchall()
         self._visible = {name: qualified for name, qualified, is_visible in relations if is_visible}
         partitions = [(base.fold(parent), base.fold(part)) for parent, part in execute(_PARTS).fetchall()]
-        tables, columns = _with_partitions(*_qualified_names(hidden, relations), partitions)
+        tables, columns = _qualified_names(hidden, relations)
+        tables, columns = _with_partitions(tables, columns, partitions)
         # A partition by a hidden column tells of it by its name and by the number of its rows.
-        for table, column in execute(_PARTITIONED).fetchall():
-            if base.fold(column) in columns.get(base.fold(table), frozenset(("",))):
-                columns[base.fold(table)] |= {"tableoid"}
-                tables |= {part for parent, part in partitions if parent == base.fold(table)}
-        attributes: dict[str, frozenset[str]] = {}
-        for table, names in execute(_ATTRIBUTES).fetchall():
-            attributes[base.fold(table)] = attributes.get(base.fold(table), frozenset(names)) & frozenset(names)
-        closure = base.Hidden(frozenset(tables), columns, attributes=attributes)
+        for written_table, column in execute(_PARTITIONED).fetchall():
+            table = base.fold(written_table)
+            if base.fold(column) in columns.get(table, frozenset(("",))):
+                columns[table] |= {"tableoid"}
+                tables |= {part for parent, part in partitions if parent == table}
+        attributes = _certain_attributes(execute(_ATTRIBUTES).fetchall())
         functions = [str(row[0]) for row in execute(_FUNCTIONS).fetchall()]
         sequences = [str(row[0]) for row in execute(_SEQUENCES).fetchall()]
-        closure = closure.extended(sequences, execute(_COMPUTED).fetchall(), functions)
+        computed = execute(_COMPUTED).fetchall()
+        closure = base.Hidden(frozenset(tables), columns, attributes=attributes)
+        closure = closure.extended(sequences, computed, functions)
         return self._with_bodies(self._with_types(closure))
 
     def _with_types(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names with the types of the rows of hidden tables, those that no shown column has, and lists."""
         execute = self._connection.execute
         veiled = hidden.tables | hidden.columns.keys()
-        names = {str(name) for table, name in execute(_ROW_TYPES).fetchall() if base.fold(table) in veiled}
+        names: set[str] = set()
+        for table, name in execute(_ROW_TYPES).fetchall():
+            if base.fold(table) in veiled:
+                names.add(str(name))
         types = execute(_TYPES).fetchall()
-        visible = {name for name, table, column in types if table and not hidden.hides(table, column)}
-        names |= {str(name) for name, _, _ in types if name not in visible}
-        return hidden.extended(types=names | {name.partition(".")[2] for name in names})
+        visible: set[str] = set()
+        for name, table, column in types:
+            if table and not hidden.hides(table, column):
+                visible.add(name)
+        for name, _, _ in types:
+            if name not in visible:
+                names.add(str(name))
+        bare_names = {name.partition(".")[2] for name in names}
+        return hidden.extended(types=names | bare_names)
 
     def _with_bodies(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names with the objects whose own SQL reads them: views, tables whose rows a policy picks, foreign
@@ -469,18 +491,26 @@ class PostgresSession(base.DatabaseSession):
         for name, sql in execute(_BODIES).fetchall():
             bodies.append((str(name), postgres_names(str(sql), self._visible, pure)))
         for name, options in execute(_FOREIGN).fetchall():
-            words = re.findall(r"\w+", str(options))
-            relations = {self._visible.get(word, word) for word in words}
-            relations |= {f"{schema}.{word}" for schema in words for word in words}
-            names = base.StatementNames(frozenset(relations), frozenset(), frozenset(), True, False)
-            bodies.append((str(name), names))
+            bodies.append((str(name), self._names_in_options(str(options))))
         closure = hidden.with_views(bodies)
         types: list[str] = []
         for name, sql in execute(_CONDITIONS).fetchall():
             condition = postgres_names(str(sql), self._visible, pure)
             if condition is None or closure.is_read_by(condition):
-                types += [name, name.partition(".")[2]]
+                _, _, bare_name = name.partition(".")
+                types += [name, bare_name]
         return closure.extended(types=types)
+
+    def _names_in_options(self, options: str) -> base.StatementNames:
+        """The relations that the options of a foreign table may name, of which all columns may be read."""
+        words = re.findall(r"\w+", options)
+        relations: set[str] = set()
+        for word in words:
+            relations.add(self._visible.get(word, word))
+            relations |= {f"{schema}.{word}" for schema in words}
+        return base.StatementNames(
+            relations=frozenset(relations), rows=frozenset(), uses=frozenset(), unnamed=True, catalogue=False
+        )
 
     def _reconnecting(self, step: Callable[[], Answer]) -> Answer:
         """Take a step, and repeat it once on a new connection if the old one broke, for the server may have restarted.

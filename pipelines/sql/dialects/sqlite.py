@@ -412,31 +412,38 @@ class SqliteSession(base.DatabaseSession):
         for schema, name, kind, *_ in connection.execute("PRAGMA table_list").fetchall():
             if schema == "main":
                 names[kind].append(name)
-        query = "SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)"
         computed: list[tuple[str, str]] = []
         for table in names["table"]:
             hidden_columns = hidden.columns.get(base.fold(table))
-            generated = [row[0] for row in connection.execute(query, (table,))] if hidden_columns else []
-            if hidden_columns and generated:
-                columns = computed_from(definitions[table], generated, hidden_columns)
-                computed += [(table, column) for column in columns]
+            if hidden_columns:
+                computed += self._computed_columns(table, definitions[table], hidden_columns)
         closure = hidden.extended(computed=computed)
         view_names = frozenset(map(base.fold, names["view"]))
         while True:
             self._guard = self._hiding_guard(closure, closure.tables & view_names)
             connection.set_authorizer(self._guard)
-            readers = []
+            more_hidden: list[str] = []
             for view in names["view"]:
                 if reads_unasked(definitions[view], closure) or not self._may_read(view):
-                    readers.append(view)
+                    more_hidden.append(view)
             hidden_names = closure.tables | closure.columns.keys()
             virtual = [name for name in names["virtual"] if mentions(definitions[name], hidden_names)]
-            starts = tuple(f"{base.fold(name)}_" for name in virtual)
-            shadows = [name for name in names["shadow"] if base.fold(name).startswith(starts)]
-            more_hidden = [*readers, *virtual, *shadows]
+            more_hidden += virtual
+            more_hidden += _shadows_of(virtual, names["shadow"])
             if closure.tables.issuperset(map(base.fold, more_hidden)):
                 return closure
             closure = closure.extended(more_hidden)
+
+    def _computed_columns(
+        self, table: str, definition: str, hidden_columns: frozenset[str]
+    ) -> Iterator[tuple[str, str]]:
+        """(table, column) of each column that a table generates from a hidden one."""
+        query = "SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)"
+        generated = [row[0] for row in self._connection.execute(query, (table,))]
+        if not generated:
+            return
+        for column in computed_from(definition, generated, hidden_columns):
+            yield table, column
 
     def _may_read(self, view: str) -> bool:
         """Whether the authorizer lets a statement read a view; the view is compiled and not run."""
@@ -607,6 +614,12 @@ def copy_guard(action: int, first: str | None, second: str | None, *rest: str | 
     return guard(action, first, second, *rest)
 
 
+def _shadows_of(virtual_tables: Iterable[str], shadows: Iterable[str]) -> list[str]:
+    """The shadow tables of virtual tables, by the beginning of their names."""
+    starts = tuple(f"{base.fold(name)}_" for name in virtual_tables)
+    return [name for name in shadows if base.fold(name).startswith(starts)]
+
+
 def database_digest(connection: sqlite3.Connection) -> str:
     """A digest that two databases share whose tables and views have the same names, columns and rows (as bags, numbers
     to `OUTCOME_PLACES`), the same indices (by table, columns and whether unique) and as many triggers on each table.
@@ -622,12 +635,20 @@ def database_digest(connection: sqlite3.Connection) -> str:
             columns = [item[0].lower() for item in cursor.description]
             objects.append([kind, name.lower(), columns, *_rows_digest(cursor, today)])
         elif kind == "index":
-            indices = connection.execute(f"PRAGMA index_list({base.quoted(table)})").fetchall()
-            columns = [row[2] for row in connection.execute(f"PRAGMA index_info({base.quoted(name)})")]
-            objects.append([kind, table.lower(), [row[2] for row in indices if row[1] == name], columns])
+            objects.append([kind, table.lower(), *_index_properties(connection, table, name)])
         else:
             objects.append([kind, table.lower()])
     return texts_digest(sorted(map(repr, objects)))
+
+
+def _index_properties(connection: sqlite3.Connection, table: str, index: str) -> tuple[list[int], list[str]]:
+    """Whether an index is unique, and its columns, as SQLite lists them."""
+    uniqueness: list[int] = []
+    for _, name, is_unique, *_ in connection.execute(f"PRAGMA index_list({base.quoted(table)})"):
+        if name == index:
+            uniqueness.append(is_unique)
+    columns = [column for _, _, column in connection.execute(f"PRAGMA index_info({base.quoted(index)})")]
+    return uniqueness, columns
 
 
 def _rows_digest(rows: Iterable[tuple[Any, ...]], today: str) -> tuple[int, int]:
@@ -647,14 +668,16 @@ def _rows_digest(rows: Iterable[tuple[Any, ...]], today: str) -> tuple[int, int]
 
 def rounded_cells(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """A row's cells, numbers to `OUTCOME_PLACES`; a whole number is the same whatever its type."""
-    cells: list[Any] = []
-    for cell in row:
-        if isinstance(cell, float):
-            number = round(cell, OUTCOME_PLACES)
-            cells.append(int(number) if number.is_integer() else number)
-        else:
-            cells.append(cell)
-    return tuple(cells)
+    return tuple(map(_rounded_cell, row))
+
+
+def _rounded_cell(cell: Any) -> Any:
+    if not isinstance(cell, float):
+        return cell
+    number = round(cell, OUTCOME_PLACES)
+    if number.is_integer():
+        return int(number)
+    return number
 
 
 def texts_digest(texts: Iterable[str]) -> str:
