@@ -327,14 +327,18 @@ def test_postgres_hides_types_operators_policies_partitions_and_sequences_that_t
         "CREATE POLICY part ON plans USING (EXISTS (SELECT 1 FROM people.felt WHERE secret = 'calm'))",
         "CREATE TABLE split (id int, secret int) PARTITION BY LIST (secret)",
         "CREATE TABLE part1 PARTITION OF split FOR VALUES IN (1); INSERT INTO split VALUES (7, 1)",
+        "CREATE TABLE raised (id int, secret int) PARTITION BY LIST ((secret + 1))",
+        "CREATE TABLE part2 PARTITION OF raised FOR VALUES IN (2); INSERT INTO raised VALUES (8, 1)",
+        "CREATE TABLE open (id int) PARTITION BY LIST ((id + 1))",
+        "CREATE TABLE part3 PARTITION OF open FOR VALUES IN (10); INSERT INTO open VALUES (9)",
     ) as people:
         tries = ["'calm'::mood", "NULL::people.mood", "NULL::_mood", "ARRAY[]::mood[]", "'c1'::code", "1 ### 1"]
         tries += ["id FROM plans", "count(*) FROM part1", "tableoid FROM split", "last_value FROM felt_pin_seq"]
-        tries += ["json_populate_record((NULL::_felt)[1], '{}')"]
-        kept = ["'S'::size", "shown || '' FROM felt", "id FROM split"]
-        hidden = ((), {"felt": ("secret", "other", "pin"), "split": ("secret",)})
+        tries += ["json_populate_record((NULL::_felt)[1], '{}')", "count(*) FROM part2", "tableoid FROM raised"]
+        kept = ["'S'::size", "shown || '' FROM felt", "id FROM split", "id FROM raised", "id FROM part3"]
+        hidden = ((), {"felt": ("secret", "other", "pin"), "split": ("secret",), "raised": ("secret",)})
         found = answers(people, *(f"SELECT {read}" for read in tries + kept), hidden=hidden)
-    assert found == ["hidden"] * len(tries) + [[("S",)], [("S",)], [(7,)]]
+    assert found == ["hidden"] * len(tries) + [[("S",)], [("S",)], [(7,)], [(8,)], [(9,)]]
 
 
 @pytest.mark.services

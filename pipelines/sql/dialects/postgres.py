@@ -448,10 +448,11 @@ class PostgresSession(base.DatabaseSession):
         partitions = [(base.fold(parent), base.fold(part)) for parent, part in execute(_PARTS).fetchall()]
         tables, columns = _qualified_names(hidden, relations)
         tables, columns = _with_partitions(tables, columns, partitions)
-        # A partition by a hidden column tells of it by its name and by the number of its rows.
+        # A partition by a hidden column tells of it by its name and by the number of its rows; one by an expression,
+        # which has no column here, may read a hidden column.
         for written_table, column in execute(_PARTITIONED).fetchall():
             table = base.fold(written_table)
-            if base.fold(column) in columns.get(table, frozenset(("",))):
+            if table in columns and (not column or base.fold(column) in columns[table]):
                 columns[table] |= {"tableoid"}
                 tables |= {part for parent, part in partitions if parent == table}
         attributes = _certain_attributes(execute(_ATTRIBUTES).fetchall())
