@@ -53,11 +53,13 @@ def delivery_days(settings: Nightly, since: date) -> list[date]:
     inbox = inbox_path(settings)
     if inbox.is_file():
         raise DataError(f"{inbox} is a file: the rows of a table have no day", "Without --since one night takes all.")
-    files = [file for file in inbox.glob("[!.]*") if file.suffix.lower() in READ]
-    days = sorted({delivery_day(file) for file in files})
-    days_since = [day for day in days if day >= since]
+    days: set[date] = set()
+    for file in inbox.glob("[!.]*"):
+        if file.suffix.lower() in READ:
+            days.add(delivery_day(file))
+    days_since = [day for day in sorted(days) if day >= since]
     if not days_since:
-        newest = f"its newest is of {days[-1]}" if days else "it has no file of questions"
+        newest = f"its newest is of {max(days)}" if days else "it has no file of questions"
         raise DataError(f"the inbox {inbox} has no file of {since} or later: {newest}")
     return days_since
 
@@ -70,7 +72,8 @@ def freeze_batch(settings: Nightly, batches: Path, day: date | None = None) -> P
         return None
     numbers = [int(path.name[:4]) for path in batches.glob("[0-9]*")]
     number = max(numbers, default=0) + 1
-    folder = batches / f"{number:04d}-{digest(sorted(fresh))[:8]}"
+    marks_digest = digest(sorted(fresh))
+    folder = batches / f"{number:04d}-{marks_digest[:8]}"
     work = batches / f".{folder.name}"
     work.mkdir(parents=True, exist_ok=True)
     databases = inbox if inbox.is_dir() else inbox.parent
@@ -78,10 +81,12 @@ def freeze_batch(settings: Nightly, batches: Path, day: date | None = None) -> P
     with writing(work), (work / QUESTIONS).open("w", encoding="utf-8", errors="backslashreplace") as file:
         for mark, (name, row) in fresh.items():
             if isinstance(row, BadRow):
-                line = json.dumps(set_aside(_without_password(row)), ensure_ascii=False)
+                bad_row = set_aside(_without_password(row))
+                line = json.dumps(bad_row, ensure_ascii=False)
             else:
                 with_id = {**row, "id": _unique_id(row.get("id"), name, mark)}
-                line = json.dumps(_with_databases(with_id, databases, work), ensure_ascii=False, sort_keys=True)
+                question = _with_databases(with_id, databases, work)
+                line = json.dumps(question, ensure_ascii=False, sort_keys=True)
             file.write(line + "\n")
     write_json(work / ROWS, list(fresh))
     work.rename(folder)
@@ -95,7 +100,10 @@ def _fresh_rows(inbox: Path, table: str | None, batches: Path, day: date | None)
         taken.update(read_json(path))
     fresh: dict[str, tuple[str, Row]] = {}
     for name, row in _rows(inbox, table, day):
-        mark = digest(row if isinstance(row, dict) else [row.reason, row.detail])
+        content: Any = row
+        if isinstance(row, BadRow):
+            content = [row.reason, row.detail]
+        mark = digest(content)
         if mark not in taken:
             fresh[mark] = (name, row)
     return fresh
@@ -113,29 +121,30 @@ def _unique_id(given: Any, file: str, mark: str) -> str:
     return f"{name}-{mark[:8]}"
 
 
-def _with_databases(row: dict[str, Any], home: Path, batch: Path) -> dict[str, Any]:
+def _with_databases(row: Mapping[str, Any], home: Path, batch: Path) -> dict[str, Any]:
     """A row whose databases are found from the batch's folder, by links to the files of the inbox.
 
     A path that leads nowhere stays as it is, and an address loses its password: the data stage sets both aside.
     """
-    row = dict(row)
+    located = dict(row)
     for field in DATABASE:
         database = row.get(field)
         if not isinstance(database, str):
             continue
         if has_password(database):
-            row[field] = WITHHELD
+            located[field] = WITHHELD
             continue
         path = Path(database)
         target = home / database
         if "://" in database or path.is_absolute() or not os.path.isfile(target):
             continue
+        link = batch / database
         if ".." in path.parts:
-            row[field] = str(target.resolve())
-        elif path.parts[0] not in RESERVED and not os.path.lexists(batch / database):
-            (batch / database).parent.mkdir(parents=True, exist_ok=True)
-            (batch / database).symlink_to(target.resolve())
-    return row
+            located[field] = str(target.resolve())
+        elif path.parts[0] not in RESERVED and not os.path.lexists(link):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target.resolve())
+    return located
 
 
 def _rows(inbox: Path, table: str | None, day: date | None) -> Iterator[tuple[str, Row]]:
@@ -143,7 +152,8 @@ def _rows(inbox: Path, table: str | None, day: date | None) -> Iterator[tuple[st
     if inbox.is_file():
         if table is None:
             raise DataError(f"{inbox} is a file", "Set nightly.table, or give a folder of JSONL files.")
-        yield from ((table, row) for row in _table_rows(inbox, table))
+        for row in _table_rows(inbox, table):
+            yield table, row
         return
     if not inbox.is_dir():
         raise DataError(f"no inbox at {inbox}", "Make that folder, or set nightly.inbox.")
@@ -152,14 +162,22 @@ def _rows(inbox: Path, table: str | None, day: date | None) -> Iterator[tuple[st
     for path in files:
         if path.suffix.lower() not in READ:
             continue
-        if day is not None and delivery_day(path) != day:
+        if day is None or delivery_day(path) == day:
+            yield from _file_rows(path)
+
+
+def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Every row of a file with its name; a bad row tells its place."""
+    for line, _, row in read_rows(path, hint="Take it out of the inbox."):
+        if isinstance(row, dict):
+            yield path.stem, row
             continue
-        for line, _, row in read_rows(path, hint="Take it out of the inbox."):
-            if isinstance(row, dict):
-                yield path.stem, row
-                continue
-            bad = row if isinstance(row, BadRow) else BadRow("not_an_object", f"a {type(row).__name__}, no object")
-            yield path.stem, BadRow(bad.reason, f"{path.name}, line {line}: {bad.detail}")
+        reason = "not_an_object"
+        detail = f"a {type(row).__name__}, no object"
+        if isinstance(row, BadRow):
+            reason = row.reason
+            detail = row.detail
+        yield path.stem, BadRow(reason, f"{path.name}, line {line}: {detail}")
 
 
 def _refuse_unread_files(inbox: Path, files: Sequence[Path]) -> None:
@@ -251,23 +269,26 @@ def set_held_out_aside(batch: Path, repeats: Mapping[str, str]) -> bool:
         True if some rows went and some stay; else the batch is as it was.
     """
     text = (batch / QUESTIONS).read_text(encoding="utf-8")
-    stay = []
-    gone = {}
+    staying = []
+    leaving = {}
     for line in text.split("\n"):  # `splitlines` would cut at a U+2028
         if not line:
             continue
         row_id = str(json.loads(line).get("id"))
         if row_id in repeats:
-            gone[row_id] = repeats[row_id]
+            leaving[row_id] = repeats[row_id]
         else:
-            stay.append(f"{line}\n")
-    if not stay or not gone:
+            staying.append(f"{line}\n")
+    if not staying or not leaving:
         return False
     with writing(batch):
-        held_out = {**held_out_rows(batch), **gone}
-        rows = [json.dumps({"id": row_id, "asks": question}) for row_id, question in held_out.items()]
-        write_atomic(batch / HELD_OUT, "".join(f"{row}\n" for row in rows))
-        write_atomic(batch / QUESTIONS, "".join(stay))
+        held_out = {**held_out_rows(batch), **leaving}
+        lines = []
+        for row_id, question in held_out.items():
+            row = json.dumps({"id": row_id, "asks": question})
+            lines.append(f"{row}\n")
+        write_atomic(batch / HELD_OUT, "".join(lines))
+        write_atomic(batch / QUESTIONS, "".join(staying))
     return True
 
 

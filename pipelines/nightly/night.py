@@ -135,8 +135,11 @@ def _train_challenger(context: NightContext, ledger: Ledger, base: Keys, batches
     """Train the champion further, or the recipe's base anew on all batches."""
     recipe = context.recipe
     start = None
+    start_key = ""
     if recipe.nightly.start == "champion":
         start = ledger.incumbent(recipe.nightly.tier)
+    if start is not None:
+        start_key = start.key
     united = _unite(context, start, base, batches)
     training = _training_recipe(context, start, united["data"])
     steps = graph.plan(training, context.store, given=united)
@@ -147,22 +150,26 @@ def _train_challenger(context: NightContext, ledger: Ledger, base: Keys, batches
     except DataError as error:
         raise _refuse_batches(ledger, ledger.undecided(), error) from error
     finished = context.make(training, steps)
-    last = [name for name in TRAINING if name in finished][-1]
+    last_stage = [name for name in TRAINING if name in finished][-1]
     return Challenger(
-        stage=last,
-        key=finished[last].key,
+        stage=last_stage,
+        key=finished[last_stage].key,
         base=finished["model"].key,
         learned=tuple(batches),
-        start=start.key if start is not None else "",
+        start=start_key,
     )
 
 
 def _unite(context: NightContext, start: Champion | None, base: Keys, batches: Mapping[str, Keys]) -> dict[str, str]:
     """The union of the recipe's own stages and the batches': all are fresh to a base that is trained anew."""
+    learned: Sequence[str] = ()
+    replay = None
+    if start is not None:
+        learned = start.batches
+        replay = context.recipe.nightly.replay
     parts = [UnionPart(base, fresh=start is None)]
     for name, keys in batches.items():
-        parts.append(UnionPart(keys, fresh=start is None or name not in start.batches))
-    replay = None if start is None else context.recipe.nightly.replay
+        parts.append(UnionPart(keys, fresh=name not in learned))
     return unite(context.store, parts, replay, context.recipe.seed)
 
 
@@ -202,18 +209,22 @@ def conclude(
         fresh: batches about which this decides.
     """
     tier = context.recipe.nightly.tier
+    curated_stages = {item for keys in curated for item in keys.items()}
     while True:
         champion = ledger.incumbent(tier)
         withdrawn = {row["from"] for row in ledger.lines() if row["event"] == "rollback"}
         champion_named = None
+        standing = ""
         if champion is not None:
             withdrawn.discard(champion.key)  # a checkpoint that one tier rolled back may stand in the other
             champion_named = {"stage": champion.stage, "key": champion.key}
+            standing = champion.key
         verdict = compare_with_champion(context, challenger, champion, withdrawn)
+        made_stages = [f"{stage.name}/{stage.key}" for stage in context.stages if not stage.cached]
         with contextlib.suppress(ChampionChanged):
             return ledger.add(
                 "night",
-                standing=champion.key if champion is not None else "",
+                standing=standing,
                 decision=verdict.decision,
                 reason=verdict.reason,
                 numbers=verdict.numbers,
@@ -223,8 +234,8 @@ def conclude(
                 challenger={"stage": challenger.stage, "key": challenger.key},
                 champion=champion_named,
                 learned=challenger.learned,
-                stages=sorted({item for keys in curated for item in keys.items()}),
-                made=sorted(f"{stage.name}/{stage.key}" for stage in context.stages if not stage.cached),
+                stages=sorted(curated_stages),
+                made=sorted(made_stages),
                 tier=tier,
             )
 
@@ -301,14 +312,16 @@ def _refuse_batches(
 ) -> DataError:
     """Take batches back and note it in the ledger; the error names the file of the bad rows."""
     n_rows = _n_rows(batches)
-    folders = [ledger.take_back(path, bad_rows) for path in batches]
     names = [path.name for path in batches]
+    folders = [ledger.take_back(path, bad_rows) for path in batches]
     ledger.add("night", decision="refused", reason=str(error), new=names, rows=n_rows)
     hints = [error.hint]
     if bad_rows is not None and folders:
-        hints.append(f"The bad rows, with their reasons, are in {folders[0] / QUARANTINE}.")
+        file = folders[0] / QUARANTINE
+        hints.append(f"The bad rows, with their reasons, are in {file}.")
     hints.append("All rows of the batch are new again.")
-    return DataError(error.message, " ".join(hints).strip())
+    hint = " ".join(hints).strip()
+    return DataError(error.message, hint)
 
 
 def compare_with_champion(
@@ -372,8 +385,10 @@ def evaluated(
     stages = [stage for stage in recipe.stages if stage in ("gold_schema", checkpoint.stage)]
     evaluation_recipe = recipe.model_copy(update={"stages": (*stages, "evaluate")})
     among = ("test", "test_schema", checkpoint.stage, name)
-    steps = graph.plan(evaluation_recipe, context.store, name, {checkpoint.stage: checkpoint.key}, among)
-    result = context.make(evaluation_recipe, steps, role)[name]
+    given = {checkpoint.stage: checkpoint.key}
+    steps = graph.plan(evaluation_recipe, context.store, name, given, among)
+    finished = context.make(evaluation_recipe, steps, role)
+    result = finished[name]
     greedy = read_records(result.folder, "greedy")
     broken = [record for record in greedy if record.broken]
     if len(broken) > recipe.contracts.max_broken * len(greedy):

@@ -79,9 +79,8 @@ def decide_promotion(
         return PromotionDecision("worse", f"worse: {change} ({test_in_words})", numbers)
     losses = {name: value for name, value in differences.items() if value < -settings.max_drop - 1e-9}
     if losses:
-        losses_in_words = ", ".join(f"{name.partition('/')[2]} {100 * value:+.1f}" for name, value in losses.items())
         bound = f"nightly.max_drop allows {100 * settings.max_drop:.1f} points"
-        return PromotionDecision("kept", f"it loses on {losses_in_words} ({bound}); {change}", numbers)
+        return PromotionDecision("kept", f"it loses on {_in_points(losses)} ({bound}); {change}", numbers)
     unmeasured = ", ".join(name for name in guards if f"guard/{name}" not in differences)
     if unmeasured:
         why = "champion and challenger share no question there that counts"
@@ -89,6 +88,15 @@ def decide_promotion(
     if not is_better:
         return PromotionDecision("kept", f"not shown to be better: {change} ({test_in_words})", numbers)
     return PromotionDecision("promoted", f"better: {change} ({test_in_words})", numbers)
+
+
+def _in_points(differences: Mapping[str, float]) -> str:
+    """The differences of levels and guards, for a person."""
+    texts = []
+    for name, value in differences.items():
+        bare_name = name.partition("/")[2]
+        texts.append(f"{bare_name} {100 * value:+.1f}")
+    return ", ".join(texts)
 
 
 def _compare_records(records: HeldOutRecords, seed: int, level: str | None = None) -> Comparison | None:
@@ -100,10 +108,16 @@ def _compare_records(records: HeldOutRecords, seed: int, level: str | None = Non
 
 def _differences(test: HeldOutRecords, guards: Mapping[str, HeldOutRecords], seed: int) -> dict[str, float]:
     """The difference on each hardness level and guard that has questions of both."""
-    comparisons = {f"level/{level}": _compare_records(test, seed, level) for level in HARDNESS_LEVELS}
+    comparisons: dict[str, Comparison | None] = {}
+    for level in HARDNESS_LEVELS:
+        comparisons[f"level/{level}"] = _compare_records(test, seed, level)
     for name, records in guards.items():
         comparisons[f"guard/{name}"] = _compare_records(records, seed)
-    return {name: result.paired.difference for name, result in comparisons.items() if result is not None}
+    differences: dict[str, float] = {}
+    for name, comparison in comparisons.items():
+        if comparison is not None:
+            differences[name] = comparison.paired.difference
+    return differences
 
 
 # The distance of a night's questions from those that were learned before.
@@ -118,14 +132,14 @@ def question_drift(learned: Sequence[Example], fresh: Sequence[Example]) -> dict
     """
     if min(len(learned), len(fresh)) < ENOUGH:
         return {}
+    old_levels = [example.hardness for example in learned]
+    new_levels = [example.hardness for example in fresh]
     old_lengths = [_length(example) for example in learned]
+    new_lengths = [_length(example) for example in fresh]
     quartiles = quantiles(old_lengths, n=4)
     old_quarters = [bisect_right(quartiles, length) for length in old_lengths]
-    new_quarters = [bisect_right(quartiles, _length(example)) for example in fresh]
-    return {
-        "hardness": distance([example.hardness for example in learned], [example.hardness for example in fresh]),
-        "length": distance(old_quarters, new_quarters),
-    }
+    new_quarters = [bisect_right(quartiles, length) for length in new_lengths]
+    return {"hardness": distance(old_levels, new_levels), "length": distance(old_quarters, new_quarters)}
 
 
 def _length(example: Example) -> int:
@@ -136,7 +150,11 @@ def distance(old: Sequence[Hashable], new: Sequence[Hashable]) -> float:
     """Half the sum of the differences of two distributions' shares: 0 alike, 1 apart."""
     before = Counter(old)
     after = Counter(new)
-    differences = [abs(before[value] / len(old) - after[value] / len(new)) for value in before | after]
+    differences = []
+    for value in before | after:
+        old_share = before[value] / len(old)
+        new_share = after[value] / len(new)
+        differences.append(abs(old_share - new_share))
     return sum(differences) / 2
 
 

@@ -17,11 +17,9 @@ RUN_FIELDS = ("recipe", "host", "pid", "since", "flow_run_name")
 
 def store_status(store: Store) -> dict[str, Any]:
     """The state of a store as JSON values; no server is asked."""
-    return {
-        "store": str(store.root),
-        "running": [_run_status(store, claim) for claim in _runs(store)],
-        "recipes": {name: _recipe_status(ledger) for name, ledger in ledgers(store).items()},
-    }
+    running = [_run_status(store, claim) for claim in _runs(store)]
+    recipes = {name: _recipe_status(ledger) for name, ledger in ledgers(store).items()}
+    return {"store": str(store.root), "running": running, "recipes": recipes}
 
 
 def _runs(store: Store) -> list[Mapping[str, Any]]:
@@ -35,11 +33,13 @@ def _runs(store: Store) -> list[Mapping[str, Any]]:
 
 
 def _run_status(store: Store, claim: Mapping[str, Any]) -> dict[str, Any]:
+    status: dict[str, Any] = {name: claim[name] for name in RUN_FIELDS if name in claim}
     stages = claim["stages"]
     waiting = [stage for stage, key in stages if not store.has(stage, key)]
-    fields = {name: claim[name] for name in RUN_FIELDS if name in claim}
-    current = waiting[0] if waiting else ""
-    return {**fields, "stage": current, "done": len(stages) - len(waiting), "of": len(stages)}
+    status["stage"] = waiting[0] if waiting else ""
+    status["done"] = len(stages) - len(waiting)
+    status["of"] = len(stages)
+    return status
 
 
 def _recipe_status(ledger: Ledger) -> dict[str, Any]:
@@ -49,10 +49,11 @@ def _recipe_status(ledger: Ledger) -> dict[str, Any]:
         if line["event"] == "night":
             accuracy = line.get("numbers", {}).get("challenger_ex")
             nights.append({"at": line["at"], "decision": line["decision"], "ex": accuracy})
-    champions: dict[str, str | None] = {}
+    champions: dict[str, str | None] = dict.fromkeys(TIERS)
     for tier in TIERS:
         champion = ledger.champion(tier)
-        champions[tier] = None if champion is None else f"{champion.stage}/{champion.key}"
+        if champion is not None:
+            champions[tier] = f"{champion.stage}/{champion.key}"
     return {
         "champion": champions[PROD],
         "staging": champions[STAGING],
@@ -102,7 +103,8 @@ def _recipe_lines(name: str, recipe: Mapping[str, Any]) -> list[str]:
 
 def plot_nights(nights: Sequence[Mapping[str, Any]]) -> list[str]:
     """Challengers' held-out EX over the nights, in per cent: one column a night that trained one."""
-    trained = [night for night in nights if night["ex"] is not None][-PLOT_NIGHTS:]
+    trained = [night for night in nights if night["ex"] is not None]
+    trained = trained[-PLOT_NIGHTS:]
     if not trained:
         return []
     values = [100 * night["ex"] for night in trained]
@@ -110,8 +112,11 @@ def plot_nights(nights: Sequence[Mapping[str, Any]]) -> list[str]:
     step = (max(values) - low) / (PLOT_LINES - 1) or 1.0
     rows = [[" "] * len(trained) for _ in range(PLOT_LINES)]
     for column, (night, value) in enumerate(zip(trained, values, strict=True)):
-        rows[round((value - low) / step)][column] = MARKS[night["decision"]]
+        row = rows[round((value - low) / step)]
+        row[column] = MARKS[night["decision"]]
     lines = ["EX %, a column a night: ● promoted, ○ kept, × worse"]
     for number in reversed(range(PLOT_LINES)):
-        lines.append(f"{low + step * number:6.1f} ┤{' '.join(rows[number])}".rstrip())
+        value = low + step * number
+        marks = " ".join(rows[number])
+        lines.append(f"{value:6.1f} ┤{marks}".rstrip())
     return lines

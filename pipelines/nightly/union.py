@@ -10,6 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -47,14 +48,17 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
     for stage in ("data", "filter", "gold_schema"):
         if stage not in parts[0].keys:
             continue
-        keys = [[stage, part.keys[stage]] for part in parts]
-        about = {"version": VERSION, "parts": keys, "fresh": [part.fresh for part in parts]}
+        about: dict[str, Any] = {
+            "version": VERSION,
+            "parts": [[stage, part.keys[stage]] for part in parts],
+            "fresh": [part.fresh for part in parts],
+        }
         if stage == "filter":
             about |= {"replay": replay, "seed": seed}
         key = digest(["union", stage, about])
+        folders = [store.folder(stage, part.keys[stage]) for part in parts]
 
-        def build(work: Path, stage: str = stage) -> None:
-            folders = [store.folder(stage, part.keys[stage]) for part in parts]
+        def build(work: Path, stage: str = stage, folders: Sequence[Path] = folders) -> None:
             if stage == "data":
                 _join_questions(work, folders, parts)
             elif stage == "filter":
@@ -70,7 +74,6 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
 def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> None:
     """Questions of all parts; each part's databases stay where they are, behind a link."""
     (folder / PARTS).mkdir(exist_ok=True)
-    servers = [name for name in DIALECTS if DIALECTS[name].is_server]
     frames_of_parts: list[pl.LazyFrame] = []
     n_sources = 0  # sources of the RL pool: each keeps a number of its own
     for index, (part, source) in enumerate(zip(parts, folders, strict=True)):
@@ -82,18 +85,13 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
             pools += HELD_OUT
         if part.fresh:
             pools.append("rl")
-        frame = pl.scan_parquet(source / DATA, glob=False).filter(pl.col("pool").is_in(pools))
-        # Locations of files as seen from the union's folder; addresses of servers stay.
-        database = pl.col("database")
-        location = database.struct.field("location")
-        is_on_server = database.struct.field("engine").is_in(servers)
-        behind_link = pl.lit(f"{PARTS}/{index}/") + location
-        location_in_union = pl.when(is_on_server).then(location).otherwise(behind_link)
-        frame = frame.with_columns(database.struct.with_fields(location=location_in_union))
-        offset = pl.when(pl.col("pool") == "rl").then(n_sources).otherwise(0)
+        frame = pl.scan_parquet(source / DATA, glob=False)
+        frame = frame.filter(pl.col("pool").is_in(pools))
+        frame = frame.with_columns(database=_database_in_union(index))
+        is_rl = pl.col("pool") == "rl"
+        offset = pl.when(is_rl).then(n_sources).otherwise(0)
         frames_of_parts.append(frame.with_columns(part=pl.col("part") + offset))
-        rl_rows = frame.filter(pl.col("pool") == "rl")
-        last_source = rl_rows.select(pl.col("part").max()).collect().item()
+        last_source = frame.filter(is_rl).select(pl.col("part").max()).collect().item()
         if last_source is not None:
             n_sources += int(last_source) + 1
     pl.concat(frames_of_parts, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
@@ -102,8 +100,20 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
     pool_column = frames.read(folder / DATA, "pool")["pool"]
     metrics: dict[str, float] = {}
     for pool in (*TRAINED, *HELD_OUT):
-        metrics[f"{pool}_examples"] = float((pool_column == pool).sum())
+        is_of_pool = pool_column == pool
+        metrics[f"{pool}_examples"] = float(is_of_pool.sum())
     write_json(folder / "metrics.json", {**metrics, "parts": len(parts), "rl_sources": n_sources})
+
+
+def _database_in_union(index: int) -> pl.Expr:
+    """The database of a part's question, its file as seen from the union's folder; addresses of servers stay."""
+    database = pl.col("database")
+    location = database.struct.field("location")
+    servers = [name for name in DIALECTS if DIALECTS[name].is_server]
+    is_on_server = database.struct.field("engine").is_in(servers)
+    behind_link = pl.lit(f"{PARTS}/{index}/") + location
+    location_in_union = pl.when(is_on_server).then(location).otherwise(behind_link)
+    return database.struct.with_fields(location=location_in_union)
 
 
 def _join_demonstrations(
@@ -111,10 +121,16 @@ def _join_demonstrations(
 ) -> None:
     """All fresh demonstrations, and as many of the old ones as are replayed."""
     heights = [frames.read(source / DATA, "example_id").height for source in folders]
-    n_fresh = sum(height for height, part in zip(heights, parts, strict=True) if part.fresh)
+    n_fresh = 0
+    for height, part in zip(heights, parts, strict=True):
+        if part.fresh:
+            n_fresh += height
     n_old = sum(heights) - n_fresh
-    n_replayed = n_old if replay is None else min(n_old, round(replay * n_fresh))
-    replayed = set(random.Random(f"{seed}/replay").sample(range(n_old), n_replayed))  # numbers among all old rows
+    n_replayed = n_old
+    if replay is not None:
+        n_replayed = min(n_old, round(replay * n_fresh))
+    rng = random.Random(f"{seed}/replay")
+    replayed = set(rng.sample(range(n_old), n_replayed))  # numbers among all old rows
     selected: list[pl.LazyFrame] = []
     n_before = 0  # old rows of the parts before
     for source, height, part in zip(folders, heights, parts, strict=True):
@@ -128,7 +144,8 @@ def _join_demonstrations(
     pl.concat(selected, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
     n_kept = n_fresh + n_replayed
     n_rejected = _join_quarantines(folder, folders)
-    write_json(folder / "metrics.json", {"kept": n_kept, "acceptance": n_kept / max(1, n_kept + n_rejected)})
+    acceptance = n_kept / max(1, n_kept + n_rejected)
+    write_json(folder / "metrics.json", {"kept": n_kept, "acceptance": acceptance})
 
 
 def _join_gold_schemas(folder: Path, folders: Sequence[Path]) -> None:

@@ -55,18 +55,8 @@ def select_answers(
         cases = _cases(samples, by_id, sql)
         if selector.startswith(MERGE):
             texts = experts.merge_answers(asker, cases, read_schema, sign, sql.execute_many)
-            trajectories = [
-                evaluate.of_prediction(question, text or None, asker.name)
-                for question, text in zip(samples, texts, strict=True)
-            ]
-            examples = {question: by_id[question] for question in samples}
-            records = evaluate.evaluate(
-                trajectories, examples, sql, read_schema, ctx.recipe.equalities, "greedy", gold_schemas(gold)
-            )
-            merged = [
-                EvaluatedEpisode(SELECTED, trajectory, record)
-                for trajectory, record in zip(trajectories, records, strict=True)
-            ]
+            sampled_questions = {question: by_id[question] for question in samples}
+            merged = _evaluate_merged(ctx, asker, sampled_questions, texts, sql, gold)
             return SelectedAnswers(merged, _bill(asker))
     choices = experts.choose_answers(asker, cases, read_schema, sign)
     selected = []
@@ -74,8 +64,29 @@ def select_answers(
         winner = members[choice.winner]
         record = dataclasses.replace(winner.record, mode="greedy", sample=0, signature=None)
         selected.append(EvaluatedEpisode(SELECTED, winner.trajectory, record))
-    first = sum(choice.first for choice in choices) / max(1, len(choices))
-    return SelectedAnswers(selected, {"selector_first": first, **_bill(asker)})
+    preference = sum(choice.first for choice in choices) / max(1, len(choices))
+    return SelectedAnswers(selected, {"selector_first": preference, **_bill(asker)})
+
+
+def _evaluate_merged(
+    ctx: Context,
+    asker: Asker,
+    questions: Mapping[str, Example],
+    texts: Sequence[str],
+    sql: SqlEngine,
+    gold: Path | None,
+) -> list[EvaluatedEpisode]:
+    """The episodes of merged answers, one a question, in order."""
+    trajectories = []
+    for question, text in zip(questions, texts, strict=True):
+        trajectories.append(evaluate.of_prediction(question, text or None, asker.name))
+    records = evaluate.evaluate(
+        trajectories, questions, sql, schemas(ctx.recipe), ctx.recipe.equalities, "greedy", gold_schemas(gold)
+    )
+    episodes = []
+    for trajectory, record in zip(trajectories, records, strict=True):
+        episodes.append(EvaluatedEpisode(SELECTED, trajectory, record))
+    return episodes
 
 
 def _unbroken_samples(episodes: Sequence[EvaluatedEpisode]) -> dict[str, list[EvaluatedEpisode]]:
@@ -90,19 +101,29 @@ def _cases(
     samples: Samples, by_id: Mapping[str, Example], sql: SqlEngine
 ) -> list[tuple[Example, list[tuple[str, ExecutionResult]]]]:
     """Each question with the SQL and the result of its samples; a different answer of a question runs once."""
-    answers = {(question, member.record.final_sql) for question, members in samples.items() for member in members}
-    runnable = sorted((question, text) for question, text in answers if text)
-    returned = sql.execute_many([(by_id[question].database, text) for question, text in runnable])
-    results: dict[tuple[str, str | None], ExecutionResult] = dict.fromkeys(answers, NO_RESULT)
-    results.update(zip(runnable, returned, strict=True))
+    runnable = sorted(_answers_with_sql(samples))
+    jobs = [(by_id[question].database, text) for question, text in runnable]
+    returned = sql.execute_many(jobs)
+    results = dict(zip(runnable, returned, strict=True))
     cases = []
     for question, members in samples.items():
         candidates = []
         for member in members:
-            final = member.record.final_sql
-            candidates.append((final or "", results[question, final]))
+            text = member.record.final_sql or ""
+            result = results.get((question, text), NO_RESULT)
+            candidates.append((text, result))
         cases.append((by_id[question], candidates))
     return cases
+
+
+def _answers_with_sql(samples: Samples) -> set[tuple[str, str]]:
+    """The different answers of each question that have SQL."""
+    answers: set[tuple[str, str]] = set()
+    for question, members in samples.items():
+        for member in members:
+            if member.record.final_sql:
+                answers.add((question, member.record.final_sql))
+    return answers
 
 
 def _bill(asker: Asker) -> dict[str, float]:

@@ -83,7 +83,9 @@ def base_of(folder: Path) -> str | None:
     if not reference:
         return None
     source = str(reference["source"])
-    return str((folder / source).resolve()) if source.startswith(f"..{os.sep}") else source
+    if source.startswith(f"..{os.sep}"):
+        return str((folder / source).resolve())
+    return source
 
 
 # The files that stages read of one another: examples by pool, trajectories.
@@ -109,22 +111,26 @@ def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:
     """The rows of the data stage's examples in these pools, or of one part as in `examples`: each `id` once, and its
     `row`.
     """
-    frame = pl.scan_parquet(folder / DATA, glob=False).with_row_index("row").filter(pl.col("pool").is_in(pools))
+    frame = pl.scan_parquet(folder / DATA, glob=False).with_row_index("row")
+    frame = frame.filter(pl.col("pool").is_in(pools))
     if part is not None:
         frame = frame.filter(pl.col("part") == part)
-    places = frame.select("id", pl.col("row").cast(pl.Int64))
+    row = pl.col("row").cast(pl.Int64)
+    places = frame.select("id", row)
     return places.unique("id", keep="first", maintain_order=True).collect()
 
 
 def examples_at(folder: Path, rows: Sequence[int]) -> list[Example]:
     """The examples in these rows of the data stage's file, their databases resolved."""
-    return resolve_locations(frames.from_frame(frames.take(folder / DATA, rows), Example), folder)
+    frame = frames.take(folder / DATA, rows)
+    return resolve_locations(frames.from_frame(frame, Example), folder)
 
 
 def each_example(folder: Path, *pools: str) -> Iterator[Example]:
     """The examples of these pools, their databases resolved, of which few are in memory at a time."""
     for frame in frames.windows(folder / DATA):
-        yield from resolve_locations(frames.from_frame(frame.filter(pl.col("pool").is_in(pools)), Example), folder)
+        of_pools = frame.filter(pl.col("pool").is_in(pools))
+        yield from resolve_locations(frames.from_frame(of_pools, Example), folder)
 
 
 def trajectories(folder: Path) -> list[Trajectory]:

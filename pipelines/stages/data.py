@@ -51,15 +51,18 @@ def build_leakage(ctx: Context) -> None:
     """Write which training questions the benchmark repeats (`leakage.json`), and the benchmark's questions beside."""
     ctx.progress.begin(ctx.stage, 1, "benchmark")
     questions = examples_of_data(ctx.inputs["test"], "test")
-    rows = [
-        {"id": example.id, "pool": "test", "question": example.question, "database_id": example.database.id}
-        for example in questions
-    ]
+    rows = []
+    for example in questions:
+        rows.append(
+            {"id": example.id, "pool": "test", "question": example.question, "database_id": example.database.id}
+        )
     frames.write(ctx.folder / DATA, pl.DataFrame(rows))
     leaks = note_leakage(ctx.folder, ctx.inputs["data"], questions)
     ctx.progress.advance(1)
-    repeats = {f"{pool}_repeats": sum(counts["same_database"].values()) for pool, counts in leaks.items()}
-    ctx.metrics({"questions": len(questions), **repeats})
+    figures: dict[str, float] = {"questions": len(questions)}
+    for pool, counts in leaks.items():
+        figures[f"{pool}_repeats"] = sum(counts["same_database"].values())
+    ctx.metrics(figures)
 
 
 def note_leakage(
@@ -74,7 +77,10 @@ def note_leakage(
     """
     if held_out is None:
         held_out = examples_of_data(folder, "dev", "test")
-    leaks = {pool: leakage.leakage_report(each_example(data or folder, pool), held_out) for pool in TRAINED}
+    leaks: dict[str, dict[str, Any]] = {}
+    for pool in TRAINED:
+        training_questions = each_example(data or folder, pool)
+        leaks[pool] = leakage.leakage_report(training_questions, held_out)
     write_json(folder / LEAKAGE, leaks)
     return leaks
 
@@ -97,20 +103,25 @@ def refuse_shared_ids(path: Path) -> None:
     columns = {name: pl.col(name).hash() for name in ("id", "question", "gold_sql")}
     columns["database"] = pl.col("database").struct.field("id").hash()
     columns["corrected"] = pl.col("meta").str.contains(f'"{corrections.META}"', literal=True)
-    training = frames.read(path, "pool", **columns).with_row_index("row").filter(pl.col("pool").is_in(TRAINED))
+    questions = frames.read(path, "pool", **columns).with_row_index("row")
+    training = questions.filter(pl.col("pool").is_in(TRAINED))
     first_of_id = training.unique("id", keep="first")
     pairs = training.join(first_of_id, on="id", suffix="_first", maintain_order="left")
-    differs = {name: pl.col(name) != pl.col(f"{name}_first") for name in ("question", "gold_sql", "database")}
+    has_other_question = pl.col("question") != pl.col("question_first")
+    has_other_sql = pl.col("gold_sql") != pl.col("gold_sql_first")
+    has_other_database = pl.col("database") != pl.col("database_first")
     as_published = ~(pl.col("corrected") | pl.col("corrected_first"))
-    shared = pairs.filter(differs["database"] | (as_published & differs["question"] & differs["gold_sql"]))
-    if not shared.is_empty():
-        both = frames.read(path, "id", "question")[[shared["row_first"][0], shared["row"][0]]]
-        raise DataError(
-            f"{shared.height} training questions have the id of another question; the first: {both['id'][0]!r} stands "
-            f"for {both['question'][0]!r} and for {both['question'][1]!r}",
-            "Give each question of data.sft and data.rl an id of its own, in all files together. Without ids, the "
-            "files' names must differ.",
-        )
+    shared = pairs.filter(has_other_database | (as_published & has_other_question & has_other_sql))
+    if shared.is_empty():
+        return
+    rows = [shared["row_first"][0], shared["row"][0]]
+    first, second = frames.read(path, "id", "question")[rows].iter_rows(named=True)
+    raise DataError(
+        f"{shared.height} training questions have the id of another question; the first: {first['id']!r} stands "
+        f"for {first['question']!r} and for {second['question']!r}",
+        "Give each question of data.sft and data.rl an id of its own, in all files together. Without ids, the "
+        "files' names must differ.",
+    )
 
 
 def write_pools(ctx: Context, sources: Sequence[PoolSource]) -> None:
@@ -161,8 +172,11 @@ def _faults(
     """A line for each source that cannot be used: nothing of it is good, or too much is bad."""
     faults = []
     for pool_source, part, rows in zip(sources, parts, checked, strict=True):
-        bad_rows = [row for row in rows.rejected if row.chosen and is_fault(part.pool, row.reason)]
-        total = len(rows.kept) + len(bad_rows)
+        n_bad = 0
+        for row in rows.rejected:
+            if row.chosen and is_fault(part.pool, row.reason):
+                n_bad += 1
+        total = len(rows.kept) + n_bad
         first_rejected = ""
         if rows.rejected:
             row = rows.rejected[0]
@@ -171,8 +185,8 @@ def _faults(
         if not total:
             fate = "can be used" if pool_source.source.hardness is None else "is of the levels that are asked for"
             faults.append(f"{pool}: no row of the {part.kind} source {fate}{first_rejected}")
-        elif not rows.kept or len(bad_rows) / total > ctx.recipe.data.max_bad_share:
-            faults.append(f"{pool}: {len(bad_rows)} of {total} rows of the {part.kind} source are bad{first_rejected}")
+        elif not rows.kept or n_bad / total > ctx.recipe.data.max_bad_share:
+            faults.append(f"{pool}: {n_bad} of {total} rows of the {part.kind} source are bad{first_rejected}")
     return faults
 
 
@@ -197,7 +211,9 @@ def _add_source(
         rows.rejected += asked.rejected
         for figure, value in asked.figures.items():
             figures[f"{name}_{figure}"] = value
-        windows = iter([pool_frame(asked.examples, part.pool, part.part)] if asked.examples else [])
+        windows = iter(())
+        if asked.examples:
+            windows = iter((pool_frame(asked.examples, part.pool, part.part),))
     for frame in windows:
         if pool_source.source.corrections is not None:
             corrected = corrections.count_corrected(frames.from_frame(frame, Example))

@@ -69,18 +69,25 @@ def read_source(ctx: Context, number: int, pool_source: PoolSource) -> SourcePar
     path = folder / f"source-{number}.parquet"
     note = folder / f"source-{number}.json"
     if not note.is_file():
-        loaded = base.load(source, ctx.recipe.seed, ctx.folder)
-        rows = _write_examples(ctx, pool_source, loaded, path)
-        if rows:
-            names = frames.read(path, "id", "hardness")
-        else:
-            names = pl.DataFrame(schema={"id": pl.String, "hardness": pl.String})
-        chosen, rejected = base.choose_rows(names["id"], names["hardness"], loaded.quarantine, source, ctx.recipe.seed)
-        if len(chosen) < rows:
-            frames.keep(path, chosen)
-        write_json(note, {"rows": len(chosen), "rejected": [dataclasses.astuple(row) for row in rejected]})
+        write_json(note, _load_source(ctx, pool_source, path))
     noted = read_json(note)
-    return SourcePart(pool, part, source.kind, path, noted["rows"], tuple(Rejected(*row) for row in noted["rejected"]))
+    rejected = tuple(Rejected(*row) for row in noted["rejected"])
+    return SourcePart(pool, part, source.kind, path, noted["rows"], rejected)
+
+
+def _load_source(ctx: Context, pool_source: PoolSource, path: Path) -> dict[str, Any]:
+    """Write the chosen examples of a source, and return their number and the rejected rows."""
+    source = pool_source.source
+    seed = ctx.recipe.seed
+    loaded = base.load(source, seed, ctx.folder)
+    n_read = _write_examples(ctx, pool_source, loaded, path)
+    names = pl.DataFrame(schema={"id": pl.String, "hardness": pl.String})
+    if n_read:
+        names = frames.read(path, "id", "hardness")
+    chosen, rejected = base.choose_rows(names["id"], names["hardness"], loaded.quarantine, source, seed)
+    if len(chosen) < n_read:
+        frames.keep(path, chosen)
+    return {"rows": len(chosen), "rejected": [dataclasses.astuple(row) for row in rejected]}
 
 
 def _write_examples(ctx: Context, pool_source: PoolSource, loaded: base.Loaded, path: Path) -> int:
@@ -103,7 +110,8 @@ def _write_examples(ctx: Context, pool_source: PoolSource, loaded: base.Loaded, 
 
 def pool_frame(examples: Sequence[Example], pool: str, part: int) -> pl.DataFrame:
     """The rows of a pool's examples; all windows have the same columns, also where a column holds no value."""
-    frame = frames.to_frame(examples, extra=[{"pool": pool, "part": part}] * len(examples))
+    place = {"pool": pool, "part": part}
+    frame = frames.to_frame(examples, extra=[place] * len(examples))
     return frame.with_columns(pl.col(pl.Null).cast(pl.String))
 
 
@@ -122,7 +130,8 @@ def check_sources(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSour
         source = checked[row["source"]]
         source.kept.extend(row["kept"])
         source.levels += map(sys.intern, row["levels"])
-        source.rejected += [Rejected(*rejected) for rejected in row["rejected"]]
+        for rejected in row["rejected"]:
+            source.rejected.append(Rejected(*rejected))
     return checked
 
 
@@ -134,21 +143,30 @@ def make_gold_check_run(recipe: Recipe, folder: Path, parts: Sequence[SourcePart
     sql = sql_engine(recipe, workers)
     starts = [0, *itertools.accumulate(part.rows for part in parts)]
 
+    def source_of(item: int) -> int:
+        return bisect_right(starts, item) - 1
+
+    def check(part: SourcePart, rows: Sequence[int]) -> dict[str, Any]:
+        examples = frames.from_frame(frames.take(part.path, rows), Example)
+        drop_empty = recipe.data.drop_empty and part.pool in TRAINED
+        good, rejected = base.check_gold(examples, sql, folder, drop_empty)
+        good_ids = {example.id for example in good}
+        return {
+            "kept": [row for row, example in zip(rows, examples, strict=True) if example.id in good_ids],
+            "levels": [example.hardness for example in base.with_hardness(good)],
+            "rejected": [dataclasses.astuple(row) for row in rejected],
+        }
+
     def run(items: Sequence[Any], path: Path) -> str:
         lines: list[dict[str, Any]] = []
-        for number, group in itertools.groupby(items, lambda item: bisect_right(starts, item) - 1):
-            part = parts[number]
+        n_kept = 0
+        for number, group in itertools.groupby(items, source_of):
             rows = [item - starts[number] for item in group]
-            examples = frames.from_frame(frames.take(part.path, rows), Example)
-            drop_empty = recipe.data.drop_empty and part.pool in TRAINED
-            good, rejected = base.check_gold(examples, sql, folder, drop_empty)
-            good_ids = {example.id for example in good}
-            good_rows = [row for row, example in zip(rows, examples, strict=True) if example.id in good_ids]
-            levels = [example.hardness for example in base.with_hardness(good)]
-            bad = [dataclasses.astuple(row) for row in rejected]
-            lines.append({"source": number, "kept": good_rows, "levels": levels, "rejected": bad})
+            line = check(parts[number], rows)
+            n_kept += len(line["kept"])
+            lines.append({"source": number, **line})
         write_lines(path, lines)
-        return f"{sum(len(line['kept']) for line in lines)}/{len(items)} run"
+        return f"{n_kept}/{len(items)} run"
 
     return run
 

@@ -44,9 +44,11 @@ def _read_questions(folder: Path) -> list[Example]:
     stage_folder = folder.resolve()
     if not (stage_folder / MANIFEST).is_file():
         return []
+    stage = stage_folder.parent.name
     store = Store(stage_folder.parent.parent)
-    manifest = store.manifest(stage_folder.parent.name, stage_folder.name)
-    key = manifest.get("test") or manifest.get("inputs", {}).get("test")
+    manifest = store.manifest(stage, stage_folder.name)
+    inputs = manifest.get("inputs", {})
+    key = manifest.get("test") or inputs.get("test")
     if not key:
         return []
     test = store.folder("test", str(key))

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,17 +70,16 @@ class PredictionScore:
     def figures(self) -> dict[str, Any]:
         """The score as JSON values, for scripts."""
         summary = self.summary
-        disagreements = [
-            {"yes": yes, "no": no, "count": len(numbers), "items": list(numbers)}
-            for (yes, no), numbers in summary.disagreements.items()
-        ]
+        disagreements = []
+        for (yes, no), numbers in summary.disagreements.items():
+            disagreements.append({"yes": yes, "no": no, "count": len(numbers), "items": list(numbers)})
         return {
             "scored": summary.counts["all"],
             "counts": dict(summary.counts),
             "equalities": {name: _rounded(figures) for name, figures in summary.figures.items()},
             "disagreements": disagreements,
-            "gold_errors": [{"idx": number, "error": error} for number, error in summary.gold_errors],
-            "unavailable": [{"idx": number, "error": error} for number, error in summary.unavailable],
+            "gold_errors": _as_objects(summary.gold_errors),
+            "unavailable": _as_objects(summary.unavailable),
             "errors": dict(summary.errors),
             "unavailable_share": round(summary.unavailable_share, 6),
             "with_unavailable": _rounded(summary.with_unavailable),
@@ -95,6 +94,11 @@ class PredictionScore:
 
 def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in figures.items()}
+
+
+def _as_objects(errors: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
+    """The numbers of items with their error classes."""
+    return [{"idx": number, "error": error} for number, error in errors]
 
 
 @dataclass(frozen=True)
@@ -117,29 +121,21 @@ class PredictionScorer:
             scored += chunk
             progress.advance(len(chunk))
         if self.request.out is not None:
-            lines = [json.dumps(item.line(), ensure_ascii=False) + "\n" for item in scored]
-            _write(self.request.out, "".join(lines))
+            _write(self.request.out, _json_lines(item.line() for item in scored))
         summary = scoring.summarise(scored, self.equalities)
-        return PredictionScore(self.equalities, self.predictions, scored, summary, _rewritten(scored, queries))
+        rewritten = _rewritten(scored, queries)
+        return PredictionScore(self.equalities, self.predictions, scored, summary, rewritten)
 
     def write_report(self, score: PredictionScore) -> Path | None:
         """Write the files of an evaluation, which `sqltrain compare` takes; the page, or None if none is wanted."""
         folder = self.request.report
         if folder is None:
             return None
-        verdicts = [item.verdict for item in score.items if item.verdict is not None]
-        queries = {item.idx: self.predictions.queries[item.idx] for item in score.items if item.verdict is not None}
-        judged = [name for name in self.equalities if not EQUALITIES[name].timed]
-        if not verdicts or not judged:
-            raise UserError(f"{folder}: {NOTHING_TO_REPORT}")
-        report = report_of_predictions(
-            folder.resolve().name, self.items, queries, self.databases, judged, self.sql, verdicts
-        )
-        report = _without_surrogates(report)
+        report = _without_surrogates(self._report(folder, score))
         (system,) = report.systems
-        record_lines = [json.dumps(to_dict(record), ensure_ascii=False) + "\n" for record in system.records]
-        _write(folder / RECORDS, "".join(record_lines))
-        _write(folder / SUMMARY, json.dumps(to_dict(report.summaries[0]), sort_keys=True, indent=1) + "\n")
+        (summary,) = report.summaries
+        _write(folder / RECORDS, _json_lines(map(to_dict, system.records)))
+        _write(folder / SUMMARY, json.dumps(to_dict(summary), sort_keys=True, indent=1) + "\n")
         has_server = any(DIALECTS[database.engine].is_server for database in self.databases.values())
         try:
             if not has_server:  # the address of a server is secret
@@ -148,6 +144,20 @@ class PredictionScorer:
         except OSError as error:
             raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
         return folder / writer.PAGE
+
+    def _report(self, folder: Path, score: PredictionScore) -> ReportData:
+        """The report of the items that have a verdict."""
+        verdicts = []
+        queries = {}
+        for item in score.items:
+            if item.verdict is not None:
+                verdicts.append(item.verdict)
+                queries[item.idx] = self.predictions.queries[item.idx]
+        judged = [name for name in self.equalities if not EQUALITIES[name].timed]
+        if not verdicts or not judged:
+            raise UserError(f"{folder}: {NOTHING_TO_REPORT}")
+        title = folder.resolve().name
+        return report_of_predictions(title, self.items, queries, self.databases, judged, self.sql, verdicts)
 
 
 @contextlib.contextmanager
@@ -172,7 +182,8 @@ def prediction_scorer(request: ScoreRequest) -> Iterator[PredictionScorer]:
 
 def _equalities(listed: str) -> list[str]:
     """The equalities of a list with commas between, each once."""
-    names = list(dict.fromkeys(name.strip() for name in listed.split(",") if name.strip()))
+    stripped = [name.strip() for name in listed.split(",")]
+    names = list(dict.fromkeys(filter(None, stripped)))
     by_query = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
     unknown = [name for name in names if name not in by_query]
     if unknown or not names:
@@ -182,9 +193,9 @@ def _equalities(listed: str) -> list[str]:
 
 def _locate_databases(request: ScoreRequest, items: Sequence[GoldQuery]) -> dict[str, Database]:
     """The databases of the gold queries, by id."""
+    ids = list(dict.fromkeys(item.db_id for item in items))
     is_folder = Path(request.databases).is_dir()
     if named.has_card(request.databases) and not is_folder:
-        ids = {item.db_id for item in items}
         if len(ids) > 1:
             message = f"the gold file asks {len(ids)} databases, and {request.databases} is one"
             raise UserError(message, "Pass their folder.")
@@ -194,7 +205,7 @@ def _locate_databases(request: ScoreRequest, items: Sequence[GoldQuery]) -> dict
     if not DIALECTS[request.engine].is_server and not is_folder:
         hint = "Pass the folder that holds ID/ID.sqlite for each database."
         raise UserError(f"{request.databases} is not a folder", hint)
-    return {item.db_id: scoring.locate_database(item.db_id, request.databases, request.engine) for item in items}
+    return {db_id: scoring.locate_database(db_id, request.databases, request.engine) for db_id in ids}
 
 
 def _require_writable(request: ScoreRequest) -> None:
@@ -244,8 +255,9 @@ def _without_surrogates(report: ReportData) -> ReportData:
 def _escaped_record(record: EpisodeRecord) -> EpisodeRecord:
     diagnosis = record.diagnosis
     if diagnosis is not None:
+        evidence = escape_surrogates(diagnosis.evidence)
         hints = tuple(Hint(hint.kind, escape_surrogates(hint.detail)) for hint in diagnosis.hints)
-        diagnosis = Diagnosis(diagnosis.error, escape_surrogates(diagnosis.evidence), hints)
+        diagnosis = Diagnosis(diagnosis.error, evidence, hints)
     return dataclasses.replace(record, final_sql=_escaped(record.final_sql), diagnosis=diagnosis)
 
 
@@ -254,7 +266,14 @@ def _escaped_answer(trajectory: Trajectory) -> Trajectory:
 
 
 def _escaped(text: str | None) -> str | None:
-    return None if text is None else escape_surrogates(text)
+    if text is None:
+        return None
+    return escape_surrogates(text)
+
+
+def _json_lines(objects: Iterable[Any]) -> str:
+    lines = [json.dumps(value, ensure_ascii=False) + "\n" for value in objects]
+    return "".join(lines)
 
 
 def _write(path: Path, text: str) -> None:

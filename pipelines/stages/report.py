@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -38,7 +37,8 @@ def build_report(ctx: Context) -> None:
     for stage, when in WHEN.items():
         if stage in ctx.inputs:
             folder = ctx.inputs[stage]
-            clock[when] = answer_costs(read_latencies(folder), read_json(folder / EFFICIENCY).get("r_ves"))
+            r_ves = read_json(folder / EFFICIENCY).get("r_ves")
+            clock[when] = answer_costs(read_latencies(folder), r_ves)
     write_json(tables / EFFICIENCY, clock)  # wall-clock times: beside the tables, not among the results
     ctx.progress.advance(1)
     ctx.metrics({"systems": len(data.systems)})
@@ -46,37 +46,53 @@ def build_report(ctx: Context) -> None:
 
 def gather_report(ctx: Context) -> ReportData:
     """The report's data, from the finished stages."""
-    metrics = {name: read_json(folder / "metrics.json") for name, folder in ctx.inputs.items()}
     systems: list[System] = []
     for evaluation, when in WHEN.items():
         if evaluation in ctx.inputs:
-            stage = evaluation.removeprefix("evaluate_")
-            # The base model's name, or the key of the stage that trained it.
-            model = f"{stage} {ctx.inputs[stage].name}" if stage in ctx.inputs else ctx.recipe.model.source
-            seen = _training_examples(ctx, stage, metrics)
-            systems += systems_of(ctx.inputs[evaluation], when, seen or None, model)
+            systems += _systems_of_stage(ctx, evaluation, when)
     data = of_systems(ctx.recipe, tuple(systems), ctx.inputs["test"])
+    tables = data.tables
     acting = deviations_table(ctx.recipe)
-    tables = (*data.tables, acting) if acting.rows else data.tables
+    if acting.rows:
+        tables = (*tables, acting)
     curves = {}
     for stage in ("sft", "grpo"):
         if stage in ctx.inputs:
-            curves[stage.upper()] = [row for _, row in read_lines(ctx.inputs[stage] / "curves.jsonl")]
+            lines = read_lines(ctx.inputs[stage] / "curves.jsonl")
+            curves[stage.upper()] = [row for _, row in lines]
     return dataclasses.replace(
         data, tables=tables, curves=curves, pass_rates=_pass_rates(ctx), group=ctx.recipe.difficulty.group
     )
 
 
-def _training_examples(ctx: Context, stage: str, metrics: Mapping[str, Mapping[str, Any]]) -> int:
+def _systems_of_stage(ctx: Context, evaluation: str, when: str) -> Iterator[System]:
+    """The systems of an evaluation stage, with the model that answered and the number of its training examples."""
+    stage = evaluation.removeprefix("evaluate_")
+    # The base model's name, or the key of the stage that trained it.
+    model = ctx.recipe.model.source
+    if stage in ctx.inputs:
+        model = f"{stage} {ctx.inputs[stage].name}"
+    n_trained = _training_examples(ctx, stage)
+    return systems_of(ctx.inputs[evaluation], when, n_trained or None, model)
+
+
+def _training_examples(ctx: Context, stage: str) -> int:
     """Examples that the model of a stage was trained on: demonstrations, and after GRPO the questions it drew on."""
     seen = 0.0
     if stage != "model" and "sft" in ctx.inputs:
-        seen += metrics["filter"].get("kept", 0)
+        seen += _metrics(ctx, "filter").get("kept", 0)
     if stage == "grpo" and "difficulty" in ctx.inputs:
-        seen += metrics["difficulty"].get("balanced", 0) + metrics["difficulty"].get("explore", 0)
+        chosen = _metrics(ctx, "difficulty")
+        seen += chosen.get("balanced", 0)
+        seen += chosen.get("explore", 0)
     elif stage == "grpo":
-        seen += metrics["data"].get("rl_examples", 0)
+        seen += _metrics(ctx, "data").get("rl_examples", 0)
     return int(seen)
+
+
+def _metrics(ctx: Context, stage: str) -> Mapping[str, float]:
+    metrics: Mapping[str, float] = read_json(ctx.inputs[stage] / "metrics.json")
+    return metrics
 
 
 def _pass_rates(ctx: Context) -> tuple[float, ...]:
@@ -91,20 +107,19 @@ def deviations_table(recipe: Recipe) -> ReportTable:
     """The deviations from the recipe's paper that acted in this run; no rows for a recipe without a paper."""
     columns = tuple(map(TableColumn, ("in the paper", "kind", "the paper", "here", "setting")))
     rows = []
-    for each in deviations.acting(recipe):
-        rows.append((each.where, each.kind, each.paper, each.ours, " ".join(each.setting) or None))
+    for deviation in deviations.acting(recipe):
+        setting = " ".join(deviation.setting) or None
+        rows.append((deviation.where, deviation.kind, deviation.paper, deviation.ours, setting))
     note = "The setting does it the paper's way, or in another way where the paper is silent."
     return ReportTable("deviations", f"Deviations from the paper: {recipe.paper}", columns, tuple(rows), note)
 
 
 def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> ReportData:
     """A report of any systems that answered the questions of a finished `test` stage."""
-    answered = {record.example_id for system in systems for record in system.records}
+    answered: set[str] = set()
+    for system in systems:
+        answered.update(record.example_id for record in system.records)
     questions = {example.id: example for example in examples(test, "test") if example.id in answered}
-    samples = "none"
-    if recipe.evaluation.samples:
-        sampling = recipe.evaluation.sampling
-        samples = f"{recipe.evaluation.samples} at temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
     models = {f"model ({system.name})": system.note for system in systems if system.note}
     data = ReportData(
         title=recipe.name,
@@ -118,7 +133,7 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
             "protocol": recipe.protocol.name,
             "schema": recipe.protocol.schema_view,
             "turns at most": str(recipe.protocol.max_turns_eval),
-            "samples": samples,
+            "samples": _samples_in_words(recipe),
             **models,
             **incomplete_benchmark(test, len(questions), recipe.benchmark),
         },
@@ -129,6 +144,14 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
     )
     with sql_engine(recipe) as sql:
         return with_texts(data, sql, schemas(recipe))
+
+
+def _samples_in_words(recipe: Recipe) -> str:
+    samples = recipe.evaluation.samples
+    if not samples:
+        return "none"
+    sampling = recipe.evaluation.sampling
+    return f"{samples} at temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
 
 
 def systems_of(folder: Path, name: str, trained: int | None = None, note: str = "") -> Iterator[System]:
@@ -144,10 +167,12 @@ def systems_of(folder: Path, name: str, trained: int | None = None, note: str = 
         pass_records = tuple(read_records(folder, *passes))
         if not pass_records:
             continue
-        trajectories = frames.from_frame(frame.filter(pl.col("pass").is_in(passes)), Trajectory)
+        of_passes = frame.filter(pl.col("pass").is_in(passes))
+        trajectories = frames.from_frame(of_passes, Trajectory)
         system = System(title, pass_records, tuple(trajectories), trained, left_out=missing)
         if title == name:
-            system = dataclasses.replace(system, note=note, single_turn=tuple(read_records(folder, SINGLE_TURN)))
+            single_turn = tuple(read_records(folder, SINGLE_TURN))
+            system = dataclasses.replace(system, note=note, single_turn=single_turn)
         yield system
 
 

@@ -22,21 +22,17 @@ def page(result: Sweep) -> str:
     """The sweep as one HTML document that asks nothing of the network."""
     curves = sweep_table.curves(result)
     row_names = [row.name for row in result.rows()]
-    sections = {}
-    if result.claim is not None:
-        sections["verdict"] = "Verdict"
-    sections["table"] = "Table"
-    if any(cell.error for cell in result.cells):
-        sections["failed"] = "Failed"
-    if result.absent:
-        sections["absent"] = "Absent"
-    if curves:
-        sections["curves"] = "Curves"
-
     share = first_share(result)
+    share_title = ""
+    chart_of_rows = None
+    if share is not None:
+        share_title = measures.title(share.name)
+        chart_of_rows = rows_chart(result, share)
     figures = {}
     for name, lines in curves.items():
         figures[name] = (name.replace("_", " "), chart(lines, name, row_names))
+    first_curves = [figures[name] for name in result.curves if name in figures]
+    other_curves = [figure for name, figure in figures.items() if name not in result.curves]
     return render(
         "sweep.html",
         STYLES,
@@ -44,16 +40,31 @@ def page(result: Sweep) -> str:
         title=result.title,
         sweep=result,
         names=row_names,
-        sections=sections,
+        sections=_section_titles(result, bool(curves)),
         verdicts=sweep_table.verdicts(result),
         rows=_with_short_errors(sweep_table.table(result)),
-        first=measures.title(share.name) if share is not None else "",
-        chart_of_rows=rows_chart(result, share) if share is not None else None,
+        first=share_title,
+        chart_of_rows=chart_of_rows,
         has_held_out=sweep_table.HELD_OUT in curves,
         legend=_legend(curves, row_names),
-        first_curves=[figures[name] for name in result.curves if name in figures],
-        other_curves=[figure for name, figure in figures.items() if name not in result.curves],
+        first_curves=first_curves,
+        other_curves=other_curves,
     )
+
+
+def _section_titles(result: Sweep, has_curves: bool) -> dict[str, str]:
+    """The titles of the sections that have something to show, by their anchors."""
+    titles = {}
+    if result.claim is not None:
+        titles["verdict"] = "Verdict"
+    titles["table"] = "Table"
+    if any(cell.error for cell in result.cells):
+        titles["failed"] = "Failed"
+    if result.absent:
+        titles["absent"] = "Absent"
+    if has_curves:
+        titles["curves"] = "Curves"
+    return titles
 
 
 def first_share(sweep: Sweep) -> Measure | None:
@@ -68,22 +79,26 @@ def first_share(sweep: Sweep) -> Measure | None:
 def _with_short_errors(table: ReportTable) -> ReportTable:
     """The table with its last column, the errors, cut to a length that a cell can hold."""
     rows = []
-    for row in table.rows:
-        error = str(row[-1] or "")
+    for *cells, last_cell in table.rows:
+        error = str(last_cell or "")
         if len(error) > ERROR_CHARS:
             error = error[:ERROR_CHARS] + "…"
-        rows.append((*row[:-1], error or None))
+        rows.append((*cells, error or None))
     return dataclasses.replace(table, rows=tuple(rows))
 
 
 def _legend(curves: Mapping[str, Sequence[Line]], row_names: Sequence[str]) -> list[tuple[charts.Html, str]]:
     """A sample line and a name for each row that trained something."""
-    rows_with_curves = {line.row for lines in curves.values() for line in lines}
+    rows_with_curves: set[str] = set()
+    for lines in curves.values():
+        rows_with_curves.update(line.row for line in lines)
     entries = []
     for number, name in enumerate(row_names):
-        if name in rows_with_curves:
-            sample = charts.polyline([(1, 7), (21, 7)], line_class(number))
-            entries.append((charts.canvas(22, 14, "", sample, class_="key"), name))
+        if name not in rows_with_curves:
+            continue
+        sample = charts.polyline([(1, 7), (21, 7)], line_class(number))
+        canvas = charts.canvas(22, 14, "", sample, class_="key")
+        entries.append((canvas, name))
     return entries
 
 
@@ -140,10 +155,12 @@ def _line_with_band(line: Line, row_number: int, across: charts.Scale, up: chart
     upper = []
     has_spread = False
     for step, mean, lowest, highest in line.points:
-        middle.append((across(step), up(mean)))
-        lower.append((across(step), up(lowest)))
-        upper.append((across(step), up(highest)))
-        has_spread = has_spread or highest > lowest
+        x = across(step)
+        middle.append((x, up(mean)))
+        lower.append((x, up(lowest)))
+        upper.append((x, up(highest)))
+        if highest > lowest:
+            has_spread = True
     band = None
     if has_spread:
         band = charts.band(upper, lower, f"band s{row_number % COLOURS}")

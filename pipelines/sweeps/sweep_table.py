@@ -69,18 +69,20 @@ class Sweep:
     @property
     def seeds(self) -> tuple[str, ...]:
         """The values of the axis that rows average over; () without such an axis."""
-        return tuple(dict.fromkeys(cell.values[SEED] for cell in self.cells if SEED in cell.values))
+        seeds = [cell.values[SEED] for cell in self.cells if SEED in cell.values]
+        return tuple(dict.fromkeys(seeds))
 
     def rows(self) -> list[SweepRow]:
         """The rows in the order of their first cells."""
+        axes = self.axes
         cells_by_values: dict[tuple[str, ...], list[FinishedCell]] = {}
         for cell in self.cells:
-            values = tuple(cell.values[axis] for axis in self.axes)
+            values = tuple(cell.values[axis] for axis in axes)
             cells_by_values.setdefault(values, []).append(cell)
         rows = []
         for values, cells in cells_by_values.items():
             name = ", ".join(values) or "the recipe"
-            by_axis = dict(zip(self.axes, values, strict=True))
+            by_axis = dict(zip(axes, values, strict=True))
             rows.append(SweepRow(name, by_axis, tuple(cells)))
         return rows
 
@@ -92,10 +94,10 @@ class Sweep:
         own_reference = self.against.get(row.values.get(ROW, ""))
         if ROW in self.baseline and own_reference is not None:
             values[ROW] = own_reference
-        for other in rows:
-            if dict(other.values) == values:
-                return None if other is row else other
-        return None
+        matching = [other for other in rows if dict(other.values) == values]
+        if not matching or matching[0] is row:
+            return None
+        return matching[0]
 
     def reported_figure(self, row: SweepRow, measure: Measure) -> float | None:
         """The paper's figure, shares in [0, 1]; without an axis of benchmarks it is the first one's that it names."""
@@ -199,9 +201,12 @@ def _value_on(row: SweepRow, axis: str) -> Cell:
 def figure(row: SweepRow, measure: Measure) -> Estimate | float | None:
     """A row's figure: a share with its interval, or the mean over seeds of a count; None if no run has it."""
     if measure.kind == "percent":
-        return stats.mean([measure.scores(run) for run in row.runs], row.bootstrap_seed)
+        scores = [measure.scores(run) for run in row.runs]
+        return stats.mean(scores, row.bootstrap_seed)
     values = _figures_by_run(row, measure)
-    return math.fsum(values) / len(values) if values else None
+    if not values:
+        return None
+    return math.fsum(values) / len(values)
 
 
 def _figures_by_run(row: SweepRow, measure: Measure) -> list[float]:
@@ -225,9 +230,10 @@ def _difference(row: SweepRow, sweep: Sweep, rows: Sequence[SweepRow], measure: 
     for cell in row.cells:
         old = reference_runs.get(cell.seed)
         new = cell.run
-        if old is not None and new is not None and old.equality == new.equality:
-            before.append(measure.scores(old))
-            after.append(measure.scores(new))
+        if old is None or new is None or old.equality != new.equality:
+            continue
+        before.append(measure.scores(old))
+        after.append(measure.scores(new))
     return stats.difference(before, after, row.bootstrap_seed)
 
 
@@ -276,13 +282,14 @@ def _table_notes(sweep: Sweep) -> Iterator[str]:
     if sweep.baseline and has_baseline_row:
         baseline = sweep.baseline.get(ROW) or cell_title(sweep.baseline)
         references = [f"from {baseline}"]
-        references += [f"of {name} from {other}" for name, other in sweep.against.items()]
+        for name, other in sweep.against.items():
+            references.append(f"of {name} from {other}")
         yield f"The difference is {', '.join(references)}, question by question."
     if len(sweep.seeds) > 1:
         yield f"Means over the seeds {', '.join(sweep.seeds)}; intervals hold the chance of both."
     if sweep.reported and BENCHMARK not in sweep.axes:
-        benchmarks = dict.fromkeys(next(iter(by_benchmark), "") for by_benchmark in sweep.reported.values())
-        yield f"The paper's figures are of {', '.join(benchmarks)}."
+        benchmarks = [next(iter(by_benchmark), "") for by_benchmark in sweep.reported.values()]
+        yield f"The paper's figures are of {', '.join(dict.fromkeys(benchmarks))}."
 
 
 def contrast_results(sweep: Sweep) -> list[ContrastResult]:
@@ -292,8 +299,10 @@ def contrast_results(sweep: Sweep) -> list[ContrastResult]:
     runs: dict[str, dict[str, FinishedEvaluation]] = {}
     for cell in sweep.cells:
         if cell.run is not None:
-            runs.setdefault(cell.values[ROW], {})[cell.seed] = cell.run
-    return claims.decide_contrasts(sweep.claim, runs, sweep.seeds or ("",))
+            runs_by_seed = runs.setdefault(cell.values[ROW], {})
+            runs_by_seed[cell.seed] = cell.run
+    seeds = sweep.seeds or ("",)
+    return claims.decide_contrasts(sweep.claim, runs, seeds)
 
 
 def verdicts(sweep: Sweep) -> ReportTable:
@@ -352,22 +361,29 @@ def curves(sweep: Sweep) -> dict[str, list[Line]]:
     over the questions widens its band.
     """
     rows = sweep.rows()
+    charts: dict[str, list[Line]] = {}
+    for name in _curve_names(sweep, rows):
+        lines = []
+        for row in rows:
+            points = _line_points(row, name)
+            if len(points) > 1:
+                lines.append(Line(row.name, points))
+        if lines:
+            charts[name] = lines
+    return charts
+
+
+def _curve_names(sweep: Sweep, rows: Sequence[SweepRow]) -> list[str]:
+    """The numbers that were logged: those that the sweep names come first."""
     logged: dict[str, None] = {}
     for row in rows:
         for cell in row.cells:
             for step in cell.curves:
                 logged |= dict.fromkeys(step)
+    for name in ("step", N_HELD_OUT):
+        logged.pop(name, None)
     names = [name for name in sweep.curves if name in logged]
-    names += [name for name in logged if name not in sweep.curves]
-    charts: dict[str, list[Line]] = {}
-    for name in names:
-        if name in ("step", N_HELD_OUT):
-            continue
-        for row in rows:
-            points = _line_points(row, name)
-            if len(points) > 1:
-                charts.setdefault(name, []).append(Line(row.name, points))
-    return charts
+    return list(dict.fromkeys([*names, *logged]))
 
 
 def _line_points(row: SweepRow, name: str) -> tuple[LinePoint, ...]:
@@ -378,7 +394,8 @@ def _line_points(row: SweepRow, name: str) -> tuple[LinePoint, ...]:
         for step, value in smoothed(curve_points(cell.curves, name)):
             values_by_step.setdefault(step, []).append(value)
         if name == HELD_OUT:
-            n_questions |= {step: int(count) for step, count in curve_points(cell.curves, N_HELD_OUT)}
+            for step, count in curve_points(cell.curves, N_HELD_OUT):
+                n_questions[step] = int(count)
     points = []
     for step, values in sorted(values_by_step.items()):
         mean = math.fsum(values) / len(values)
@@ -394,5 +411,8 @@ def smoothed(values: Points) -> Points:
     """The moving average of a number, over a fifth of a short run."""
     if not values:
         return values
-    steps = values[-1][0] - values[0][0] + 1
-    return moving_average(values, min(SMOOTH, max(1, int(steps) // 5)))
+    first_step, _ = values[0]
+    last_step, _ = values[-1]
+    n_steps = int(last_step - first_step + 1)
+    window = max(1, n_steps // 5)
+    return moving_average(values, min(SMOOTH, window))

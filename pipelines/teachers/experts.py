@@ -6,7 +6,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from pipelines.benchmarks.prompt_schema import with_linked_schema as link_shown
 from pipelines.core.types import Database, Example, ExecutionResult, Message, Outcome, SchemaItems, shortened
 from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import Link
-from pipelines.endpoints.answers import valid_text
+from pipelines.endpoints.answers import Answer, valid_text
 from pipelines.endpoints.asker import Asker
 from pipelines.protocols.observations import error_text, text_table, under_headings
 from pipelines.recipe.config import RewardTerm, Sampling
@@ -61,10 +61,13 @@ def read_object(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(body[start : end + 1])
-        value = json.loads(valid_text(json.dumps(value, ensure_ascii=False)))  # an escape may be half a character
+        plain_json = valid_text(json.dumps(value, ensure_ascii=False))  # an escape may be half a character
+        value = json.loads(plain_json)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    return value
 
 
 # Two-LLM data cleaning (Reasoning-SQL, 4.1): a training pair is dropped if two models both call it bad.
@@ -88,35 +91,47 @@ class PairCheck:
 
 def check_pairs(askers: Sequence[Asker], examples: Sequence[Example], schemas: Schemas) -> list[PairCheck]:
     """Ask each model about each pair, in order."""
-    cases = [
-        conversation(CLEAN, schemas(example.database), example.in_context(), example.evidence, SQL=example.gold_sql)
-        for example in examples
-    ]
+    prompts = []
+    for example in examples:
+        schema = schemas(example.database)
+        question = example.in_context()
+        prompts.append(conversation(CLEAN, schema, question, example.evidence, SQL=example.gold_sql))
     values_by_model = []
     for asker in askers:
-        answers = asker.ask_all(cases)
-        values_by_model.append([read_object(answer.text if answer else None) or {} for answer in answers])
+        values = [read_object(text) or {} for text in _texts(asker.ask_all(prompts))]
+        values_by_model.append(values)
     checked = []
     for example, *values in zip(examples, *values_by_model, strict=True):
         verdicts = tuple(VERDICTS.get(str(value.get("verdict"))) for value in values)
-        checked.append(PairCheck(example, verdicts, tuple(map(_reason, values))))
+        reasons = tuple(map(_reason, values))
+        checked.append(PairCheck(example, verdicts, reasons))
     return checked
 
 
+def _texts(answers: Iterable[Answer | None]) -> list[str | None]:
+    """The texts of an endpoint's answers; None for an answer that it did not give."""
+    return [answer.text if answer else None for answer in answers]
+
+
 def _reason(value: Mapping[str, Any]) -> str:
-    return shortened(" ".join(str(value.get("reason", "")).split()), REASON_CHARS)
+    words = str(value.get("reason", "")).split()
+    return shortened(" ".join(words), REASON_CHARS)
 
 
 def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:
     """The agreement of the first two models on the pairs that both judged, and the number of pairs that all drop."""
     judged_by_both = []
     for case in checked:
-        if len(case.bad) > 1 and None not in case.bad[:2]:
-            judged_by_both.append((bool(case.bad[0]), bool(case.bad[1])))
+        if len(case.bad) < 2:
+            continue
+        first, second, *_ = case.bad
+        if first is not None and second is not None:
+            judged_by_both.append((first, second))
     agreeing = sum(first == second for first, second in judged_by_both)
+    dropped = sum(case.dropped for case in checked)
     return {
         "judged": float(len(judged_by_both)),
-        "dropped": float(sum(case.dropped for case in checked)),
+        "dropped": float(dropped),
         "agreement": agreeing / max(1, len(judged_by_both)),
         "kappa": kappa(judged_by_both),
     }
@@ -131,7 +146,9 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
     yes_first = sum(first for first, _ in pairs) / n
     yes_second = sum(second for _, second in pairs) / n
     expected = yes_first * yes_second + (1 - yes_first) * (1 - yes_second)
-    return 1.0 if expected == 1.0 else (observed - expected) / (1 - expected)
+    if expected == 1.0:
+        return 1.0
+    return (observed - expected) / (1 - expected)
 
 
 # The judge of wrong answers: an endpoint whose grades a reward pays.
@@ -145,11 +162,13 @@ class GradeSource:
     """
 
     def __init__(self, terms: Sequence[RewardTerm], responses: Path) -> None:
-        name = panel.endpoint_of(terms)
         scales = [float(term.options.get("scale", 2.0)) for term in terms if term.term == "judge"]
-        self._failed = 0
-        self._asker = None if name is None else Asker.named(name, responses)
         self._scale = scales[0] if scales else 0.0
+        self._failed = 0
+        self._asker: Asker | None = None
+        name = panel.endpoint_of(terms)
+        if name is not None:
+            self._asker = Asker.named(name, responses)
 
     def __call__(self, outcomes: list[Outcome], examples: Mapping[str, Example]) -> list[Outcome]:
         """The outcomes, in order, with their grades."""
@@ -160,7 +179,7 @@ class GradeSource:
         def ask(prompts: Sequence[Sequence[Message]]) -> list[str | None]:
             if not prompts:
                 return []
-            return [answer.text if answer else None for answer in asker.ask_all(prompts, lenient=True)]
+            return _texts(asker.ask_all(prompts, lenient=True))
 
         graded, failed = panel.grade(outcomes, dict(examples), ask, self._scale)
         self._failed += failed
@@ -186,13 +205,17 @@ def read_schema_items(text: str | None, schema: Schema, strict: bool) -> SchemaI
         strict: whether a name that the schema does not have makes the answer unreadable; else it is skipped.
     """
     value = read_object(text)
-    if value is None or not isinstance(value.get("tables"), list) or not isinstance(value.get("columns"), dict):
+    if value is None:
         return None
-    if not all(isinstance(names, list) for names in value["columns"].values()):
+    listed_tables = value.get("tables")
+    listed_columns = value.get("columns")
+    if not isinstance(listed_tables, list) or not isinstance(listed_columns, dict):
+        return None
+    if not all(isinstance(names, list) for names in listed_columns.values()):
         return None  # {"columns": {"a": "x"}} would lose the column x
-    named_tables = {str(table).lower() for table in value["tables"]}
+    named_tables = {str(table).lower() for table in listed_tables}
     named_columns = set()
-    for table_name, names in value["columns"].items():
+    for table_name, names in listed_columns.items():
         for name in names:
             named_columns.add((str(table_name).lower(), str(name).lower()))
     named_tables |= {table_name for table_name, _ in named_columns}
@@ -201,16 +224,18 @@ def read_schema_items(text: str | None, schema: Schema, strict: bool) -> SchemaI
     columns = known.columns & named_columns
     if strict and (tables != named_tables or columns != named_columns):
         return None
-    return SchemaItems(tables, columns) if tables else None
+    if not tables:
+        return None
+    return SchemaItems(tables, columns)
 
 
 def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Extractor:
     """An LLM extractor for the consensus (TRUST-SQL's 2 of 3): all examples are asked at once, then looked up."""
     cases = {example.id: example for example in examples}
-    prompts = [conversation(EXTRACT, schemas(case.database), "", "", SQL=case.gold_sql) for case in cases.values()]
-    texts: dict[str, str | None] = {}
-    for id, answer in zip(cases, asker.ask_all(prompts), strict=True):
-        texts[id] = answer.text if answer else None
+    prompts = []
+    for case in cases.values():
+        prompts.append(conversation(EXTRACT, schemas(case.database), "", "", SQL=case.gold_sql))
+    texts = dict(zip(cases, _texts(asker.ask_all(prompts)), strict=True))
     return lambda example: read_schema_items(texts.get(example.id), schemas(example.database), strict=True)
 
 
@@ -221,12 +246,13 @@ def link_by_endpoint(asker: Asker, examples: Sequence[Example], schemas: Schemas
     """
     prompts = []
     for example in examples:
-        prompts.append(conversation(LINK, schemas(example.database), example.in_context(), example.evidence))
+        schema = schemas(example.database)
+        prompts.append(conversation(LINK, schema, example.in_context(), example.evidence))
     linked = []
     unread = 0
-    for example, answer in zip(examples, asker.ask_all(prompts), strict=True):
+    for example, text in zip(examples, _texts(asker.ask_all(prompts)), strict=True):
         schema = schemas(example.database)
-        items = read_schema_items(answer.text if answer else None, schema, strict=False)
+        items = read_schema_items(text, schema, strict=False)
         unread += items is None
         linked.append(link_shown(example, items, schema))
     if unread:
@@ -247,7 +273,9 @@ def unite_with_gold(example: Example, gold: SchemaItems | None, schema: Schema) 
         return example
     linked = example.prompt_context.linked_schema
     assert linked is not None, "only linked examples are united"
-    return link_shown(example, SchemaItems(linked.tables | gold.tables, linked.columns | gold.columns), schema)
+    tables = linked.tables | gold.tables
+    columns = linked.columns | gold.columns
+    return link_shown(example, SchemaItems(tables, columns), schema)
 
 
 def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) -> dict[str, float]:
@@ -258,15 +286,16 @@ def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) ->
     measured = 0
     totals = {"strict_recall": 0.0, "recall": 0.0, "precision": 0.0}
     for example in linked:
+        linked_schema = example.prompt_context.linked_schema
+        assert linked_schema is not None, "only linked examples are measured"
         items = gold.get(example.id)
-        shown = example.prompt_context.linked_schema
-        assert shown is not None, "only linked examples are measured"
-        if items is not None and items.columns:
-            hit = len(shown.columns & items.columns)
-            measured += 1
-            totals["strict_recall"] += items.columns <= shown.columns
-            totals["recall"] += hit / len(items.columns)
-            totals["precision"] += hit / max(1, len(shown.columns))
+        if items is None or not items.columns:
+            continue
+        measured += 1
+        hits = len(linked_schema.columns & items.columns)
+        totals["strict_recall"] += items.columns <= linked_schema.columns
+        totals["recall"] += hits / len(items.columns)
+        totals["precision"] += hits / max(1, len(linked_schema.columns))
     return {name: total / max(1, measured) for name, total in totals.items()}
 
 
@@ -315,43 +344,52 @@ def choose_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Sign
     pairings: list[Pairing] = []
     prompts = []
     for case, groups in enumerate(groups_by_case):
-        for pair in itertools.combinations(range(len(groups)), 2):
-            for first, second in (pair, pair[::-1]):
-                pairings.append(Pairing(case, first, second))
-                shown = {"Query A": groups[first][0], "Query B": groups[second][0]}
-                prompts.append(_compare(CHOOSE, *cases[case], shown, schemas))
+        for first, second in _both_orders(len(groups)):
+            pairings.append(Pairing(case, first, second))
+            index_by_name = {"Query A": groups[first][0], "Query B": groups[second][0]}
+            example, candidates = cases[case]
+            prompts.append(_compare(CHOOSE, example, candidates, index_by_name, schemas))
     ballots: list[list[Ballot]] = [[] for _ in cases]
     unread = 0
-    for pairing, answer in zip(pairings, asker.ask_all(prompts), strict=True):
-        letter = _LETTER.fullmatch(answer.text) if answer else None
-        if letter is not None:
-            ballots[pairing.case].append(Ballot(pairing, letter[1] == "A"))
-        else:
+    for pairing, text in zip(pairings, _texts(asker.ask_all(prompts)), strict=True):
+        letter = _LETTER.fullmatch(text or "")
+        if letter is None:
             unread += 1
+        else:
+            ballots[pairing.case].append(Ballot(pairing, letter[1] == "A"))
     if unread:
         log.warning("%d of %d answers of the selector are neither A nor B: they do not count", unread, len(prompts))
-    chosen = []
+    selections = []
     for (_, candidates), groups, votes in zip(cases, groups_by_case, ballots, strict=True):
-        chosen.append(_selection(len(candidates), groups, votes))
-    return chosen
+        selections.append(_selection(len(candidates), groups, votes))
+    return selections
+
+
+def _both_orders(n_groups: int) -> Iterator[tuple[int, int]]:
+    """Each pair of groups, in either order."""
+    for first, second in itertools.combinations(range(n_groups), 2):
+        yield first, second
+        yield second, first
 
 
 def _selection(candidates: int, groups: Sequence[Sequence[int]], votes: Sequence[Ballot]) -> Selection:
     """The choice for one question; among equal points the larger group wins, then the earlier one."""
     points = [0.0] * len(groups)
+    chose_first = 0
     for vote in votes:
+        chose_first += vote.chose_first
         winning = vote.pairing.first if vote.chose_first else vote.pairing.second
         points[winning] += 0.5
     by_candidate = [0.0] * candidates
-    for group, own_points in zip(groups, points, strict=True):
+    for group, group_points in zip(groups, points, strict=True):
         for index in group:
-            by_candidate[index] = own_points
+            by_candidate[index] = group_points
     winner = 0
     if groups:
         best = max(range(len(groups)), key=lambda index: (points[index], len(groups[index]), -groups[index][0]))
         winner = groups[best][0]
-    chose_first = sum(vote.chose_first for vote in votes)
-    return Selection(winner, tuple(by_candidate), chose_first / len(votes) if votes else 0.5)
+    preference = chose_first / len(votes) if votes else 0.5
+    return Selection(winner, tuple(by_candidate), preference)
 
 
 def groups_of(candidates: Candidates, signature: Signature) -> list[list[int]]:
@@ -365,15 +403,16 @@ def groups_of(candidates: Candidates, signature: Signature) -> list[list[int]]:
 
 
 def _compare(
-    rules: str, example: Example, candidates: Candidates, shown: Mapping[str, int], schemas: Schemas
+    rules: str, example: Example, candidates: Candidates, index_by_name: Mapping[str, int], schemas: Schemas
 ) -> tuple[Message, ...]:
     """A question with some of its candidates, given by name and index, and the first rows of each."""
     results = {}
-    for name, index in shown.items():
+    for name, index in index_by_name.items():
         sql, result = candidates[index]
         rows = text_table(result, ROWS, CELL, CHARS) if result.ok else error_text(result, CELL)
         results[name] = f"{sql}\nIts result:\n{rows}"
-    return conversation(rules, schemas(example.database), example.in_context(), example.evidence, **results)
+    schema = schemas(example.database)
+    return conversation(rules, schema, example.in_context(), example.evidence, **results)
 
 
 # CSC-SQL's merge revision (Sheng and Xu, 2025, 2): a model writes new SQL from the two answers with most votes.
@@ -395,36 +434,47 @@ def merge_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Signa
     disputed = [case for case, groups in enumerate(groups_by_case) if len(groups) > 1]
     prompts = []
     for case in disputed:
-        first, second = groups_by_case[case][:2]
-        shown = {"Draft 1": first[0], "Draft 2": second[0]}
-        prompts.append(_compare(MERGE, *cases[case], shown, schemas))
-    answers = iter(asker.ask_all(prompts, SAMPLING, SAMPLES))
+        first, second, *_ = groups_by_case[case]
+        index_by_name = {"Draft 1": first[0], "Draft 2": second[0]}
+        example, candidates = cases[case]
+        prompts.append(_compare(MERGE, example, candidates, index_by_name, schemas))
+    texts = iter(_texts(asker.ask_all(prompts, SAMPLING, SAMPLES)))
     jobs: list[tuple[Database, str]] = []
     revisions: dict[int, list[str]] = {case: [] for case in disputed}
     unread = 0
     for case in disputed:
-        for answer in itertools.islice(answers, SAMPLES):
-            blocks = _SQL_FENCE.findall(answer.text) if answer else []
-            sql = str(blocks[-1]).strip() if blocks else ""
-            if sql:
-                revisions[case].append(sql)
-                jobs.append((cases[case][0].database, sql))
-            else:
+        example, _ = cases[case]
+        for text in itertools.islice(texts, SAMPLES):
+            sql = _last_fenced_sql(text or "")
+            if not sql:
                 unread += 1
+                continue
+            revisions[case].append(sql)
+            jobs.append((example.database, sql))
     if unread:
         log.warning(
             "%d of %d answers of the merging model hold no SQL: they do not count", unread, SAMPLES * len(disputed)
         )
     results = iter(execute(jobs))
-    chosen = []
+    merged = []
     for case, (_, candidates) in enumerate(cases):
         revised = [(sql, next(results)) for sql in revisions.get(case, ())]
         largest = max(groups_of(revised, signature), key=len, default=None)
+        sql = ""
         if largest is not None:
-            chosen.append(revised[largest[0]][0])
+            sql, _ = revised[largest[0]]
         elif groups_by_case[case]:
             most_voted = groups_by_case[case][0]
-            chosen.append(candidates[most_voted[0]][0])
-        else:
-            chosen.append(candidates[0][0] if candidates else "")
-    return chosen
+            sql, _ = candidates[most_voted[0]]
+        elif candidates:
+            sql, _ = candidates[0]
+        merged.append(sql)
+    return merged
+
+
+def _last_fenced_sql(text: str) -> str:
+    """The SQL of the last fence; "" without one."""
+    blocks = _SQL_FENCE.findall(text)
+    if not blocks:
+        return ""
+    return str(blocks[-1]).strip()

@@ -11,9 +11,10 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import HARDNESS_LEVELS, Database, EngineName, Example, ExecutionResult
+from pipelines.core.types import HARDNESS_LEVELS, Database, EngineName, Example, ExecutionResult, Message
 from pipelines.endpoints.asker import Asker
 from pipelines.recipe.config import Sampling
 from pipelines.sql import analyst
@@ -49,6 +50,15 @@ QUESTION_CHARS = 1_000  # characters of the longest question
 DRAFTS_PER_QUESTION = 8  # tries before it gives up on the count
 _FENCE = re.compile(r"```(?:sql)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
 PROPOSING = Sampling(temperature=0.9, turn_tokens=1024)
+
+
+class TryPlan(NamedTuple):
+    """The request of one try, which the seed and its number decide."""
+
+    number: int
+    tables: Sequence[str]  # quoted names of the tables to start from.
+    level: str
+    style: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,21 +111,26 @@ class Inventor:
             raise DataError(f"the database {self.database.id} has no tables")
         invented = Invented()
         spare: list[Example] = []
+        n_of_level: Counter[str] = Counter()
         number = 0
-        tries = len(self.queries) or count * DRAFTS_PER_QUESTION
-        most_of_level = count if self.queries else -(-count // len(HARDNESS_LEVELS))
+        tries = count * DRAFTS_PER_QUESTION
+        most_of_level = -(-count // len(HARDNESS_LEVELS))
+        if self.queries:
+            tries = len(self.queries)
+            most_of_level = count
         while len(invented.examples) < count and number < tries:
             batch = range(number, min(number + max(count, 4), tries))
             number = batch.stop
             for example in self._examples(batch, invented):
-                of_level = sum(kept.hardness == example.hardness for kept in invented.examples)
-                if len(invented.examples) < count and of_level < most_of_level:
-                    invented.examples.append(example)
-                    if on_kept is not None:
-                        on_kept(1)
-                else:
+                if len(invented.examples) == count or n_of_level[example.hardness] == most_of_level:
                     spare.append(example)
-        fill = spare[: count - len(invented.examples)]
+                    continue
+                invented.examples.append(example)
+                n_of_level[example.hardness] += 1
+                if on_kept is not None:
+                    on_kept(1)
+        n_missing = count - len(invented.examples)
+        fill = spare[:n_missing]
         invented.counts["over_level"] += len(spare) - len(fill)
         invented.examples += fill
         invented.counts["kept"] = len(invented.examples)
@@ -123,14 +138,12 @@ class Inventor:
 
     def _examples(self, numbers: Sequence[int], invented: Invented) -> list[Example]:
         """The examples of these tries on which both models agree; the others are noted as doubted."""
-        worded = self._put_into_words(self._propose(numbers, invented), invented)
-        rules = ANSWER.format(engine=self.database.engine)
-        prompts = [experts.conversation(rules, self.schema, question, "") for _, question in worded]
-        pairs = []
-        for (draft, _), answer in zip(worded, self.checker.ask_all(prompts), strict=True):
-            pairs.append(Pair(self.database, draft.sql, read_sql(answer.text if answer else None)))
+        drafts = self._propose(numbers, invented)
+        worded = self._put_into_words(drafts, invented)
+        pairs = self._checked_pairs(worded)
         verdicts = self.sql.verdicts(pairs, [EQUALITY])
-        levels = analyst.hardness([(draft.sql, analyst.reading(self.database)) for draft, _ in worded])
+        reading = analyst.reading(self.database)
+        levels = analyst.hardness([(draft.sql, reading) for draft, _ in worded])
         examples = []
         for (draft, question), level, pair, verdict in zip(worded, levels, pairs, verdicts, strict=True):
             agrees = verdict.scores.get(EQUALITY) == 1.0 and not verdict.broken
@@ -150,6 +163,17 @@ class Inventor:
         invented.counts["answers_differ"] += len(worded) - len(examples)
         return examples
 
+    def _checked_pairs(self, worded: Sequence[tuple[Draft, str]]) -> list[Pair]:
+        """The query of each draft with the one that the checker gives for its question."""
+        rules = ANSWER.format(engine=self.database.engine)
+        prompts = [experts.conversation(rules, self.schema, question, "") for _, question in worded]
+        answers = self.checker.ask_all(prompts)
+        pairs = []
+        for (draft, _), answer in zip(worded, answers, strict=True):
+            predicted = read_sql(answer.text if answer else None)
+            pairs.append(Pair(self.database, draft.sql, predicted))
+        return pairs
+
     def _put_into_words(self, drafts: Sequence[Draft], invented: Invented) -> list[tuple[Draft, str]]:
         """The drafts with the questions that they answer, without those that got no usable question."""
         prompts = []
@@ -158,7 +182,8 @@ class Inventor:
             prompts.append(experts.conversation(rules, self.schema, "none yet", "", SQL=draft.sql))
         worded = []
         for draft, answer in zip(drafts, self.teacher.ask_all(prompts), strict=True):
-            question = " ".join(answer.text.split()).strip("\"' ") if answer else ""
+            text = answer.text if answer else ""
+            question = " ".join(text.split()).strip("\"' ")
             if not question:
                 invented.lose(draft.number, "no_question")
             elif len(question) > QUESTION_CHARS:  # a cut question would lack a condition
@@ -169,44 +194,49 @@ class Inventor:
 
     def _propose(self, numbers: Sequence[int], invented: Invented) -> list[Draft]:
         """Proposed queries that run, return something, and are not like an earlier one."""
-        quote = written(self.database.engine)
-        names = sorted(table.name for table in self.schema.tables)
-        quoted = [self.schema.written(name, quote) for name in dict.fromkeys(names)]
-        plans = []
-        prompts = []
-        for number in numbers:
-            # The tables to start from are drawn, so that tries differ.
-            rng = random.Random(f"{self.seed}/{number}")
-            start = rng.sample(quoted, min(len(quoted), rng.randint(1, 3)))
-            level = HARDNESS_LEVELS[number % len(HARDNESS_LEVELS)]
-            style = rng.choice(sorted(STYLES))
-            parts = {"Start from": ", ".join(start), "Draft": f"number {number}: unlike the obvious one"}
-            rules = PROPOSE.format(engine=self.database.engine, level=LEVELS[level])
-            prompts.append(experts.conversation(rules, self.schema, "none yet", "", **parts))
-            plans.append((number, level, style))
+        plans = [self._plan(number) for number in numbers]
         if self.queries:
             texts = [read_sql(self.queries[number]) for number in numbers]
         else:
+            prompts = [self._proposing_prompt(plan) for plan in plans]
             answers = self.teacher.ask_all(prompts, PROPOSING)
             texts = [read_sql(answer.text if answer else None) for answer in answers]
         results = self.sql.execute_many([(self.database, text or "") for text in texts])
         drafts = []
-        for (number, level, style), text, result in zip(plans, texts, results, strict=True):
-            shape = (
-                "" if text is None else sql_shape(text, names=True)
-            )  # the same for drafts that differ in values only
+        for plan, text, result in zip(plans, texts, results, strict=True):
             if text is None:
-                invented.lose(number, "no_sql")
-            elif not result.ok:
-                invented.lose(number, f"sql_{result.error_class or result.status.value}")
+                invented.lose(plan.number, "no_sql")
+                continue
+            shape = sql_shape(text, names=True)  # the same for drafts that differ in values only
+            if not result.ok:
+                invented.lose(plan.number, f"sql_{result.error_class or result.status.value}")
             elif not _has_content(result):
-                invented.lose(number, "empty_result")
+                invented.lose(plan.number, "empty_result")
             elif shape in self.shapes:
-                invented.lose(number, "near_duplicate")
+                invented.lose(plan.number, "near_duplicate")
             else:
-                drafts.append(Draft(number, text, style, level))
+                drafts.append(Draft(plan.number, text, plan.style, plan.level))
                 self.shapes.add(shape)
         return drafts
+
+    def _plan(self, number: int) -> TryPlan:
+        """The plan of a try: its tables to start from and its style are drawn, so that tries differ."""
+        quote = written(self.database.engine)
+        names = sorted(table.name for table in self.schema.tables)
+        quoted = [self.schema.written(name, quote) for name in dict.fromkeys(names)]
+        rng = random.Random(f"{self.seed}/{number}")
+        tables = rng.sample(quoted, min(len(quoted), rng.randint(1, 3)))
+        level = HARDNESS_LEVELS[number % len(HARDNESS_LEVELS)]
+        style = rng.choice(sorted(STYLES))
+        return TryPlan(number, tables, level, style)
+
+    def _proposing_prompt(self, plan: TryPlan) -> tuple[Message, ...]:
+        rules = PROPOSE.format(engine=self.database.engine, level=LEVELS[plan.level])
+        headings = {
+            "Start from": ", ".join(plan.tables),
+            "Draft": f"number {plan.number}: unlike the obvious one",
+        }
+        return experts.conversation(rules, self.schema, "none yet", "", **headings)
 
 
 def _has_content(result: ExecutionResult) -> bool:
@@ -219,8 +249,11 @@ def read_sql(text: str | None) -> str | None:
     if not text:
         return None
     fenced = _FENCE.findall(text)
-    sql = (fenced[-1] if fenced else text).strip().rstrip(";").strip()
-    return sql if re.match(r"(select|with)\b", sql, re.IGNORECASE) else None
+    body = fenced[-1] if fenced else text
+    sql = body.strip().rstrip(";").strip()
+    if re.match(r"(select|with)\b", sql, re.IGNORECASE) is None:
+        return None
+    return str(sql)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,9 +321,8 @@ class Coverage:
 
 def schema_coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
     """The parts that the gold SQL of these questions uses; a query that cannot be read counts for its level alone."""
-    engines = [analyst.reading(example.database) for example in examples]
-    queries = [example.gold_sql for example in examples]
-    items = analyst.schema_items([(sql, schema, engine) for sql, engine in zip(queries, engines, strict=True)])
+    queries = [(example.gold_sql, analyst.reading(example.database)) for example in examples]
+    items = analyst.schema_items([(sql, schema, engine) for sql, engine in queries])
     table_sets = [item.tables for item in items if item is not None]
     tables = {}
     joins = {}
@@ -302,27 +334,33 @@ def schema_coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
             join = f"{table.name}.{key.column} = {key.to_table}.{key.to_column}"
             joins[join] = sum(both <= read for read in table_sets)
     used: Counter[str] = Counter()
-    for names in analyst.functions(list(zip(queries, engines, strict=True))):
+    for names in analyst.functions(queries):
         used.update(names)
     most_used_first = sorted(used.items(), key=lambda pair: (-pair[1], pair[0]))
     levels = Counter(example.hardness for example in examples)
-    return Coverage(tables, joins, dict(most_used_first), {level: levels[level] for level in HARDNESS_LEVELS})
+    hardness = {level: levels[level] for level in HARDNESS_LEVELS}
+    return Coverage(tables, joins, dict(most_used_first), hardness)
 
 
 def coverage_lines(coverage: Coverage) -> Iterator[str]:
     """The report for a person."""
     for title, counts in (("tables", coverage.tables), ("joins over a foreign key", coverage.joins)):
-        without = [name for name, count in counts.items() if not count]
-        line = f"{title}: {len(counts) - len(without)} of {len(counts)}"
-        if without:
-            line += f"; no question about {_first_names(without)}"
-        if counts:
-            yield line
+        if not counts:
+            continue
+        unasked = [name for name, count in counts.items() if not count]
+        line = f"{title}: {len(counts) - len(unasked)} of {len(counts)}"
+        if unasked:
+            line += f"; no question about {_first_names(unasked)}"
+        yield line
     for title, counts in (("functions", coverage.functions), ("hardness", coverage.hardness)):
         numbers = [f"{name} {count}" for name, count in counts.items()]
-        yield f"{title}: {_first_names(numbers) or 'none'}"
+        listed = _first_names(numbers) or "none"
+        yield f"{title}: {listed}"
 
 
 def _first_names(names: Sequence[str]) -> str:
     listed = ", ".join(names[:SHOWN])
-    return f"{listed} and {len(names) - SHOWN} more" if len(names) > SHOWN else listed
+    n_more = len(names) - SHOWN
+    if n_more > 0:
+        return f"{listed} and {n_more} more"
+    return listed
