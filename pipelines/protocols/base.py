@@ -243,8 +243,8 @@ def read_prompt(path: Path) -> Mapping[str, string.Template]:
     """A prompt file's sections in order: a line `[system]`, `[user]` or another name in brackets opens each."""
     _, *names_and_texts = _split_sections(path)
     names = names_and_texts[::2]
-    texts = names_and_texts[1::2]
-    return {name: string.Template(text) for name, text in zip(names, texts, strict=True)}
+    templates = map(string.Template, names_and_texts[1::2])
+    return dict(zip(names, templates, strict=True))
 
 
 def _split_sections(path: Path) -> list[str]:

@@ -67,10 +67,11 @@ def proposed(trajectory: Trajectory) -> SchemaItems | None:
     if last is None:
         return None
     value = json.loads(trajectory.turns[last].action.content)  # JSON, as the protocol has checked
+    tables = {name.lower() for name in value["tables"]}
     columns: set[tuple[str, str]] = set()
     for table, names in value["columns"].items():
         columns |= {(table.lower(), name.lower()) for name in names}
-    return SchemaItems(frozenset(name.lower() for name in value["tables"]), frozenset(columns))
+    return SchemaItems(frozenset(tables), frozenset(columns))
 
 
 def proposal(tables: Sequence[str], columns: Mapping[str, Sequence[str]], joins: Sequence[Any] = ()) -> str:
@@ -105,26 +106,36 @@ def read_schema(text: str, brief: bool) -> tuple[str, str | None]:
     joins = value.get("joins", [])
     if not isinstance(columns, Mapping) or not isinstance(joins, list) or not (tables or columns):
         return "", "bad_schema"
-    for names in (tables, *columns.values()):
-        if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
-            return "", "bad_schema"
+    if not all(map(_is_list_of_names, (tables, *columns.values()))):
+        return "", "bad_schema"
     content = proposal(tables, columns, joins)
     if not is_valid_unicode(content):
         return "", "invalid_unicode"
     return content, None
 
 
+def _is_list_of_names(value: Any) -> bool:
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(name, str) and name.strip() for name in value)
+
+
 def _read_brief(text: str) -> Any:
     """The value of a brief proposal; None if a name is empty, or a table comes twice."""
+    tables: list[str] = []
     columns: dict[str, list[str]] = {}
     for clause in text.split(";"):
         head, colon, tail = clause.partition(":")
         table = head.strip()
-        names = [name.strip() for name in tail.split(",")] if colon else []
-        if not table or table in columns or not all(names):
+        if not table or table in tables:
             return None
-        columns[table] = names
-    return {"tables": [*columns], "columns": {table: names for table, names in columns.items() if names}}
+        tables.append(table)
+        if not colon:
+            continue
+        columns[table] = [name.strip() for name in tail.split(",")]
+        if not all(columns[table]):
+            return None
+    return {"tables": tables, "columns": columns}
 
 
 def write_schema(content: str, brief: bool) -> str:
@@ -147,11 +158,21 @@ def unverified(trajectory: Trajectory) -> frozenset[str]:
     items = proposed(trajectory)
     if last is None or items is None:
         return frozenset()
-    # Lower-cased texts that verify: the prefilled schema, then names that queries read, and what they showed.
+    texts = _texts_that_verify(trajectory, last)
+    words: set[str] = set()
+    for text in texts:
+        words.update(_WORD.findall(text))
+    names = items.tables | {column for _, column in items.columns}
+    return frozenset(name for name in names if not _is_verified(name, words, texts))
+
+
+def _texts_that_verify(trajectory: Trajectory, end: int) -> list[str]:
+    """In lower case: the prefilled schema, then the names that queries before a turn read, and what they showed."""
     texts: list[str] = []
     if any(role == "assistant" for role, _ in trajectory.prompt):  # it is prefilled
-        texts.append(trajectory.prompt[-1][1].lower())
-    turns = [turn for turn in trajectory.turns[:last] if turn.status is ExecutionStatus.OK]
+        _, schema = trajectory.prompt[-1]
+        texts.append(schema.lower())
+    turns = [turn for turn in trajectory.turns[:end] if turn.status is ExecutionStatus.OK]
     namings = analyst.naming([turn.action.content for turn in turns])
     for turn, naming in zip(turns, namings, strict=True):
         observation = (turn.observation or "").lower()
@@ -160,13 +181,11 @@ def unverified(trajectory: Trajectory) -> frozenset[str]:
             texts += _verifying_texts(naming, observation)
         elif look is not None and turn.n_rows:  # a pragma for a table that is not there gives no row, and no error
             texts.append(_shown_cells(observation))
-            if (look["pragma"] or "").lower() in _TABLE_PRAGMAS:
-                texts.append((look["table"] or "").lower())
-    words: set[str] = set()
-    for text in texts:
-        words.update(_WORD.findall(text))
-    names = items.tables | {column for _, column in items.columns}
-    return frozenset(name for name in names if not _is_verified(name, words, texts))
+            pragma = look["pragma"] or ""
+            if pragma.lower() in _TABLE_PRAGMAS:
+                table = look["table"] or ""
+                texts.append(table.lower())
+    return texts
 
 
 def _is_verified(name: str, words: Set[str], texts: Sequence[str]) -> bool:
@@ -190,9 +209,11 @@ def _shown_cells(observation: str) -> str:
     value = tools.json_value(body)
     if isinstance(value, Mapping):
         rows = value.get("data", [])
-        return "\n".join(str(cell) for row in rows for cell in row)
+        cells = itertools.chain.from_iterable(rows)
+        return "\n".join(map(str, cells))
     lines = body.strip().split("\n")
-    if all(cell.strip() in _HEADERS for cell in lines[0].split("|")):
+    header = lines[0].split("|")
+    if all(cell.strip() in _HEADERS for cell in header):
         del lines[0]
     return "\n".join(line for line in lines if not _AFTER_ROWS.fullmatch(line))
 
@@ -244,11 +265,13 @@ def is_probe(sql: str) -> bool:
     if _reads_catalogue(tokens):
         return True
     # A look at the values of one table.
-    if tokens.count("SELECT") != 1 or tokens.count("FROM") != 1 or not _NOT_IN_A_LOOK.isdisjoint(tokens):
+    has_one_source = tokens.count("SELECT") == 1 and tokens.count("FROM") == 1
+    if not has_one_source or not _NOT_IN_A_LOOK.isdisjoint(tokens):
         return False
     if any(token in _ANSWERING and behind == "(" for token, behind in itertools.pairwise(tokens)):
         return False
-    for token in tokens[tokens.index("FROM") + 1 :]:
+    start = tokens.index("FROM") + 1
+    for token in tokens[start:]:
         if token in _CLAUSE_ENDS:
             break
         if token == ",":

@@ -45,8 +45,8 @@ class OneAction(Protocol):
         actions = [block for block in scanned.blocks if block.tag in self.kinds]
         reasoning = "".join(scanned.bodies(self.thought)[:1])
         if scanned.error or len(actions) != 1:
-            error = scanned.error or ("two_actions" if actions else "no_action")
-            return Action(ActionKind.INVALID, reasoning=reasoning, format_error=error)
+            count_error = "two_actions" if actions else "no_action"
+            return Action(ActionKind.INVALID, reasoning=reasoning, format_error=scanned.error or count_error)
         (block,) = actions
         read_content, _ = self.forms.get(block.tag, PLAIN)
         sql, content_fault = read_content(block.body)
@@ -60,9 +60,11 @@ class OneAction(Protocol):
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
         blocks = []
         for tag, kind in self.kinds.items():
-            if kind is action.kind:
-                _, write_content = self.forms.get(tag, PLAIN)
-                blocks.append((tag, write_content(action.content)))
+            if kind is not action.kind:
+                continue
+            _, write_content = self.forms.get(tag, PLAIN)
+            body = write_content(action.content)
+            blocks.append((tag, body))
         return blocks
 
 

@@ -90,16 +90,22 @@ class Phases(Protocol):
 
     def prompt(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
         """The first messages; prefilled, a synthetic exploring turn and the whole schema follow (section 4.3)."""
-        sections = {} if self.brief else self.read_prompt()
-        instructions = [sections[phase].template.strip() for phase in self.options.phases if phase in sections]
-        actions = "\n\n".join(instructions)
-        messages = super().prompt(example, schema, max_turns, actions=actions, names=", ".join(self.kinds))
+        messages = super().prompt(example, schema, max_turns, actions=self._instructions(), names=", ".join(self.kinds))
         if self.config.schema_view != "prefill":
             return messages
         look = Action(ActionKind.EXPLORE, WHOLE_CATALOGUE, "I look at the whole schema first.")
         text = self._rendered_schema(example, schema)
-        observation = self._respond(f" {text}" if self.brief else text)
-        return (*messages, ("assistant", self.write(look)), ("user", observation))
+        if self.brief:
+            text = f" {text}"
+        return (*messages, ("assistant", self.write(look)), ("user", self._respond(text)))
+
+    def _instructions(self) -> str:
+        """What the prompt file says of each phase; "" in brief prompts."""
+        if self.brief:
+            return ""
+        sections = self.read_prompt()
+        texts = [sections[phase].template.strip() for phase in self.options.phases if phase in sections]
+        return "\n\n".join(texts)
 
     def parse(self, text: str) -> Action:
         """Read one turn (format check of appendix C.2).
@@ -157,11 +163,12 @@ class Phases(Protocol):
         return content, error
 
     def blocks(self, action: Action) -> Sequence[tuple[str, str]]:
-        if action.kind not in self.kinds.values():
+        kind = action.kind
+        if kind not in self.kinds.values():
             return []
         content = action.content
-        if action.kind is ActionKind.PROPOSE:
+        if kind is ActionKind.PROPOSE:
             content = knowledge.write_schema(content, self.brief)
-        elif not self.brief and action.kind is not ActionKind.SOLUTION:
+        elif not self.brief and kind is not ActionKind.SOLUTION:
             content = tools.write_call(content)
-        return [("action", NAME_OF[action.kind]), (CONTENT[action.kind], content)]
+        return [("action", NAME_OF[kind]), (CONTENT[kind], content)]

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pipelines.benchmarks.prompt_schema import Schemas
 from pipelines.core.registry import EQUALITIES
 from pipelines.core.types import Example, ExecutionResult, ExecutionStatus
 from pipelines.curation.gold_schema import gold_schemas
@@ -56,7 +57,7 @@ def select_answers(
         if selector.startswith(MERGE):
             texts = experts.merge_answers(asker, cases, read_schema, sign, sql.execute_many)
             sampled_questions = {question: by_id[question] for question in samples}
-            merged = _evaluate_merged(ctx, asker, sampled_questions, texts, sql, gold)
+            merged = _evaluate_merged(ctx, asker, sampled_questions, texts, sql, read_schema, gold)
             return SelectedAnswers(merged, _bill(asker))
     choices = experts.choose_answers(asker, cases, read_schema, sign)
     selected = []
@@ -74,6 +75,7 @@ def _evaluate_merged(
     questions: Mapping[str, Example],
     texts: Sequence[str],
     sql: SqlEngine,
+    read_schema: Schemas,
     gold: Path | None,
 ) -> list[EvaluatedEpisode]:
     """The episodes of merged answers, one a question, in order."""
@@ -81,7 +83,7 @@ def _evaluate_merged(
     for question, text in zip(questions, texts, strict=True):
         trajectories.append(evaluate.of_prediction(question, text or None, asker.name))
     records = evaluate.evaluate(
-        trajectories, questions, sql, schemas(ctx.recipe), ctx.recipe.equalities, "greedy", gold_schemas(gold)
+        trajectories, questions, sql, read_schema, ctx.recipe.equalities, "greedy", gold_schemas(gold)
     )
     episodes = []
     for trajectory, record in zip(trajectories, records, strict=True):

@@ -36,6 +36,7 @@ def _episode_row(paid: PaidEpisode, terms: Sequence[str], is_replaced: bool) -> 
     turns = trajectory.turns
     is_broken = paid.outcome is None
     has_answer = trajectory.final_sql is not None
+    is_first_statement = all(turn.status is None for turn in turns)  # the answer, if there is one
     row: dict[str, float] = {
         "reward": paid.reward(FULL),
         "ex": NAN if paid.outcome is None else paid.outcome.correct,
@@ -45,8 +46,7 @@ def _episode_row(paid: PaidEpisode, terms: Sequence[str], is_replaced: bool) -> 
         "format_errors": any(turn.action.format_error is not None for turn in turns),
         "no_answer": not has_answer,
         "sql_errors": any(turn.error_class for turn in turns),
-        # Whether the answer was the first statement of all.
-        "single_statement": all(turn.status is None for turn in turns) if has_answer else NAN,
+        "single_statement": is_first_statement if has_answer else NAN,
         "forced": trajectory.forced,
         "replaced": is_replaced,
         "broken": is_broken,
@@ -62,8 +62,9 @@ def format_errors(generation: Generation) -> Counter[str]:
     errors: Counter[str] = Counter()
     for paid in generation.drawn:
         for turn in paid.trajectory.turns:
-            if turn.action.format_error is not None:
-                errors[turn.action.format_error] += 1
+            error = turn.action.format_error
+            if error is not None:
+                errors[error] += 1
     return errors
 
 
@@ -78,13 +79,14 @@ def generation_metrics(
         drawn_rewards: (N,) full-track rewards over all processes, group by group.
     """
     by_name = episode_metrics(generation, terms)
-    table = torch.tensor(list(by_name.values()), dtype=torch.float32, device=accelerator.device).T  # (N, F)
-    table = accelerator.gather(table.contiguous())
+    own_columns = torch.tensor(list(by_name.values()), dtype=torch.float32, device=accelerator.device)  # (F, N)
+    table = accelerator.gather(own_columns.T.contiguous())  # (N, F)
     metrics: dict[str, float] = {}
     for name, mean in zip(by_name, table.nanmean(0).tolist(), strict=True):
         if not math.isnan(mean):
             metrics[name] = mean
-    is_right = table[:, list(by_name).index("ex")].nan_to_num(0.0)
+    ex_column = list(by_name).index("ex")
+    is_right = table[:, ex_column].nan_to_num(0.0)
     metrics["pass_at_group"] = is_right.view(-1, group).amax(1).mean().item()
 
     errors: Counter[str] = sum(gather_object([format_errors(generation)]), Counter())
@@ -96,7 +98,8 @@ def generation_metrics(
     judges = gather_object([generation.judge])
     for name in generation.judge:
         metrics[name] = sum(judge[name] for judge in judges)
-    metrics["zero_variance"] = advantages.zero_variance(drawn_rewards, group).float().mean().item()
+    is_alike = advantages.zero_variance(drawn_rewards, group)
+    metrics["zero_variance"] = is_alike.float().mean().item()
     return metrics
 
 
@@ -140,10 +143,11 @@ class StepLog:
         drift = torch.zeros_like(logps)
         compared = torch.zeros_like(mask)
         if sampled is not None:
-            drift = ((logps.detach() - sampled).abs() * mask).nan_to_num(0.0)
+            distance = (logps.detach() - sampled).abs()
+            drift = (distance * mask).nan_to_num(0.0)
             compared = mask
-        values = [(entropies.detach() * mask).sum(), mask.sum(), drift.sum(), compared.sum()]
-        sums = torch.stack([value.float() for value in values])
+        entropy = entropies.detach() * mask
+        sums = torch.stack([part.sum().float() for part in (entropy, mask, drift, compared)])
         largest = drift.max()
         if self.loss_sums is not None and self.largest_drift is not None:
             sums = self.loss_sums + sums

@@ -35,8 +35,9 @@ class MemoryNeed:
     def line(self) -> str:
         """A row of the table."""
         uses = "".join(f"{self.gib[name]:12.2f}" for name in USES)
-        fits = " ".join(str(size) for size in GPU_SIZES if self.gib["peak"] <= size * 1e9 / GIB)
-        return f"{self.stage:6}{self.gpus:5}  {self.way:6}{uses}  {fits or 'none'}"
+        fitting = [str(size) for size in GPU_SIZES if self.gib["peak"] <= size * 1e9 / GIB]
+        fits = " ".join(fitting) or "none"
+        return f"{self.stage:6}{self.gpus:5}  {self.way:6}{uses}  {fits}"
 
 
 def memory_needs(recipe: Recipe) -> list[MemoryNeed]:
@@ -49,43 +50,58 @@ def memory_needs(recipe: Recipe) -> list[MemoryNeed]:
         for gpus in GPU_COUNTS:
             setup = memory.setup(recipe, stage, gpus)
             used = memory.estimate(shape, setup)
-            gib = {name: round(getattr(used, name) / GIB, 2) for name in USES}
+            gib: dict[str, float] = {}
+            for name in USES:
+                n_bytes = getattr(used, name)
+                gib[name] = round(n_bytes / GIB, 2)
             needs.append(MemoryNeed(stage, gpus, setup.way, gib))
     return needs
 
 
 def need_lines(needs: Sequence[MemoryNeed]) -> Iterator[str]:
     """The table of needs."""
-    yield f"{'stage':6}{'GPUs':>5}  {'way':6}" + "".join(f"{name:>12}" for name in USES) + "  fits"
+    uses = "".join(f"{name:>12}" for name in USES)
+    sizes = ", ".join(map(str, GPU_SIZES))
+    yield f"{'stage':6}{'GPUs':>5}  {'way':6}{uses}  fits"
     for need in needs:
         yield need.line()
-    yield f"GiB on each GPU; fits: of {', '.join(map(str, GPU_SIZES))} GB"
+    yield f"GiB on each GPU; fits: of {sizes} GB"
 
 
 def fitting_lines(recipe: Recipe) -> list[str]:
     """For models of 0.5B to 14B: the ways that fit one GPU of each size, and eight of 80 GB, with the most rows."""
-    machines = [*((1, size) for size in GPU_SIZES), (8, GPU_SIZES[-1])]
+    machines = [(1, size) for size in GPU_SIZES]
+    machines.append((8, GPU_SIZES[-1]))
     heads = [f"{size} GB" if gpus == 1 else f"{gpus} x {size} GB" for gpus, size in machines]
-    rank = recipe.model.lora.rank if recipe.model.lora is not None else DEFAULT_RANK
-    lines = ["| model | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    rank = DEFAULT_RANK
+    if recipe.model.lora is not None:
+        rank = recipe.model.lora.rank
+    lines = [_table_row(["model", *heads]), "|---" * (len(heads) + 1) + "|"]
     for name, shape in memory.SHAPES.items():
+        bare_name = name.rpartition("/")[2]
         cells = [_fitting_ways(recipe, shape, gpus, size, rank) for gpus, size in machines]
-        lines.append(f"| {name.rpartition('/')[2]} | " + " | ".join(cells) + " |")
+        lines.append(_table_row([bare_name, *cells]))
     tokens = recipe.grpo.sampling.episode_tokens
     slots = memory.setup(recipe, "grpo", 1).slots
     about = f"rows of a micro-batch, episodes of {tokens:,} tokens, {slots} decoded together, adapters of rank {rank}"
     return [*lines, "", about]
 
 
+def _table_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def _fitting_ways(recipe: Recipe, shape: Shape, gpus: int, size: int, rank: int) -> str:
     """The ways of training that fit a machine, each with the most rows."""
     base = memory.setup(recipe, "grpo", gpus)
-    fits = []
-    for way in WAYS_ON_ONE if gpus == 1 else WAYS_ON_MANY:
-        rows = _most_rows(shape, replace(base, way=way, half=True, rank=rank), size * 1e9)
+    ways = WAYS_ON_ONE if gpus == 1 else WAYS_ON_MANY
+    fitting = []
+    for way in ways:
+        setup = replace(base, way=way, half=True, rank=rank)
+        rows = _most_rows(shape, setup, size * 1e9)
         if rows:
-            fits.append(f"{way} {rows}")
-    return ", ".join(fits) or "–"
+            fitting.append(f"{way} {rows}")
+    return ", ".join(fitting) or "–"
 
 
 def _most_rows(shape: Shape, setup: Setup, n_bytes: float) -> int:

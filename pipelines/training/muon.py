@@ -42,11 +42,7 @@ class MuonAdamW(torch.optim.Optimizer):
         self._adamw.param_groups = rest
         self._adamw.state = self.state
         self._adamw.step()
-        rank = 0
-        ranks = 1
-        if distributed.is_available() and distributed.is_initialized():
-            rank = distributed.get_rank()
-            ranks = distributed.get_world_size()
+        rank, ranks = _rank_and_ranks()
         self._of_ranks = assign_to_ranks(muon["params"], ranks)
         by_shape = defaultdict(list)
         for parameter in self._of_ranks[rank]:
@@ -56,36 +52,48 @@ class MuonAdamW(torch.optim.Optimizer):
             self._step_alike(parameters)
         if ranks > 1:
             for owner, parameters in enumerate(self._of_ranks):
-                broadcast_from(owner, [parameter.data for parameter in parameters])
+                weights = [parameter.data for parameter in parameters]
+                broadcast_from(owner, weights)
         return loss
 
     def _step_alike(self, parameters: Sequence[nn.Parameter]) -> None:
         """Muon's step of matrices of one shape."""
         muon = self.param_groups[0]
+        momentum = muon["momentum"]
         updates = []
         for parameter in parameters:
-            assert parameter.grad is not None
-            buffer = self._momentum(parameter).lerp_(parameter.grad, 1 - muon["momentum"])
-            updates.append(parameter.grad.lerp(buffer, muon["momentum"]))
+            gradient = parameter.grad
+            assert gradient is not None
+            buffer = self._momentum(parameter).lerp_(gradient, 1 - momentum)
+            updates.append(gradient.lerp(buffer, momentum))
         rounds = slow_bfloat16(updates[0].device)
         products = orthogonal(torch.stack(updates), muon["ns_coefficients"], muon["ns_steps"], muon["eps"], rounds)
         rows, columns = parameters[0].shape
+        scale = max(1.0, rows / columns) ** 0.5
         for parameter, product in zip(parameters, products, strict=True):
             parameter.mul_(1 - muon["lr"] * muon["weight_decay"])
-            parameter.add_(product, alpha=-muon["lr"] * max(1.0, rows / columns) ** 0.5)
+            parameter.add_(product, alpha=-muon["lr"] * scale)
 
     def gather(self) -> None:
         """Give every process the momentum of all matrices, as a checkpoint has it."""
         if len(self._of_ranks) == 1:
             return
         for owner, parameters in enumerate(self._of_ranks):
-            broadcast_from(owner, [self._momentum(parameter) for parameter in parameters])
+            buffers = [self._momentum(parameter) for parameter in parameters]
+            broadcast_from(owner, buffers)
 
     def _momentum(self, parameter: nn.Parameter) -> torch.Tensor:
         state: dict[str, torch.Tensor] = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter.data)
         return state["momentum_buffer"]
+
+
+def _rank_and_ranks() -> tuple[int, int]:
+    """The number of this process, and how many train together."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
 
 
 def broadcast_from(owner: int, tensors: Sequence[torch.Tensor]) -> None:
@@ -98,7 +106,8 @@ def broadcast_from(owner: int, tensors: Sequence[torch.Tensor]) -> None:
         return
     pieces = torch.split(flat, [tensor.nbytes for tensor in tensors])
     for tensor, piece in zip(tensors, pieces, strict=True):
-        tensor.copy_(piece.clone().view(tensor.dtype).reshape(tensor.shape))  # a copy is aligned
+        aligned = piece.clone()
+        tensor.copy_(aligned.view(tensor.dtype).reshape(tensor.shape))
 
 
 def slow_bfloat16(device: torch.device) -> bool:
@@ -140,7 +149,10 @@ def assign_to_ranks(matrices: Sequence[nn.Parameter], ranks: int) -> list[list[n
 
     The cost of a matrix is that of its product with itself, (shorter side)^2 x longer side.
     """
-    costs = [min(matrix.shape) ** 2 * max(matrix.shape) for matrix in matrices]
+    costs = []
+    for matrix in matrices:
+        shorter, longer = sorted(matrix.shape)
+        costs.append(shorter**2 * longer)
     loads = [0] * ranks
     of_ranks: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
     for number in sorted(range(len(matrices)), key=lambda number: -costs[number]):

@@ -50,7 +50,9 @@ class PaidEpisode:
 
     def reward(self, track: str) -> float:
         """The track's reward; NaN if the episode takes no part."""
-        return NAN if self.rewards is None else self.rewards.by_track[track]
+        if self.rewards is None:
+            return NAN
+        return self.rewards.by_track[track]
 
 
 @dataclass
@@ -71,34 +73,43 @@ class Generation:
     def ages(self, step: int) -> list[int]:
         """How many optimiser steps before `step` the weights of each token were, for tokens of which that is known."""
         generation_version = step if self.version is None else self.version
-        ages = []
+        ages: list[int] = []
         for paid in self.episodes:
-            versions = paid.versions or (generation_version,) * sum(paid.trajectory.agent_mask)
+            versions = paid.versions
+            if not versions:
+                n_tokens = sum(paid.trajectory.agent_mask)
+                versions = (generation_version,) * n_tokens
             ages += [step - version for version in versions if version >= 0]
         return ages
 
     def leave_out(self, oldest: int) -> None:
         """Have each episode with a token of weights before the step `oldest`, or of unknown ones, take no part."""
-        fresh = {}  # id() of an episode, which may be in both lists -> the episode
+        fresh: dict[int, PaidEpisode] = {}  # id() of an episode, which may be in both lists -> the episode
         for paid in (*self.drawn, *self.episodes):
-            is_fresh = all(version >= oldest for version in paid.versions)
-            fresh[id(paid)] = paid if is_fresh else replace(paid, rewards=None)
+            is_stale = any(version < oldest for version in paid.versions)
+            if is_stale:
+                fresh[id(paid)] = replace(paid, rewards=None)
+            else:
+                fresh[id(paid)] = paid
         self.drawn = [fresh[id(paid)] for paid in self.drawn]
         self.episodes = [fresh[id(paid)] for paid in self.episodes]
 
     def rewards(self, track: str, as_drawn: bool = False) -> Tensor:
         """(N,) the track's rewards; NaN for an episode that takes no part."""
         episodes = self.drawn if as_drawn else self.episodes
-        return torch.tensor([paid.reward(track) for paid in episodes], dtype=torch.float32)
+        rewards = [paid.reward(track) for paid in episodes]
+        return torch.tensor(rewards, dtype=torch.float32)
 
     def replace(self, again: Generation, places: Sequence[int], group: int) -> None:
         """Put groups of another draw in the places of groups that taught nothing, if they teach more."""
-        is_varied = (~advantages.zero_variance(again.rewards(FULL), group)).tolist()
+        is_alike = advantages.zero_variance(again.rewards(FULL), group).tolist()
         episodes = list(self.episodes)
-        for number, place in enumerate(places[: len(is_varied)]):
-            if is_varied[number]:
-                drawn_group = again.episodes[number * group : (number + 1) * group]
-                episodes[place * group : (place + 1) * group] = drawn_group
+        for number, (place, teaches_nothing) in enumerate(zip(places, is_alike, strict=False)):
+            if teaches_nothing:
+                continue
+            first = number * group
+            start = place * group
+            episodes[start : start + group] = again.episodes[first : first + group]
         self.episodes = episodes
         self.seconds = {name: value + again.seconds[name] for name, value in self.seconds.items()}
         self.judge = {name: value + again.judge[name] for name, value in self.judge.items()}
@@ -137,16 +148,19 @@ class Rollouts:
             generation: 0-based; with the row it fixes the episode's seed, so a resumed run repeats nothing.
             first: the row of the first id among all processes' rows.
         """
+        group = self.grpo.group
         made = self._run(ids, f"{generation}", first)
         for attempt in range(1, self.grpo.resample + 1):
-            equal_groups = advantages.zero_variance(made.rewards(FULL), self.grpo.group).nonzero().flatten().tolist()
+            is_alike = advantages.zero_variance(made.rewards(FULL), group)
+            equal_groups = is_alike.nonzero().flatten().tolist()
             if not equal_groups:
                 break
             rng = np.random.default_rng((self.recipe.seed, generation, attempt, first))
-            names = self._other_questions(made, len(equal_groups), rng)
-            rows = [name for name in names for _ in range(self.grpo.group)]
+            rows: list[str] = []
+            for name in self._other_questions(made, len(equal_groups), rng):
+                rows += [name] * group
             again = self._run(rows, f"{generation}\0{attempt}", first)
-            made.replace(again, equal_groups, self.grpo.group)
+            made.replace(again, equal_groups, group)
         self.last = made.drawn
         return made
 
@@ -154,32 +168,37 @@ class Rollouts:
         """Questions that this process has not asked in a generation, or any if it has asked all: each draws for
         itself.
         """
-        asked = {paid.trajectory.example_id for paid in made.episodes}
-        names = [name for name in self.examples if name not in asked]
+        asked_ids = {paid.trajectory.example_id for paid in made.episodes}
+        names = [name for name in self.examples if name not in asked_ids]
         if not names:
             names = list(self.examples)
-        return [names[index] for index in rng.permutation(len(names))[:count]]
+        order = rng.permutation(len(names))
+        return [names[index] for index in order[:count]]
 
     def measure(self, examples: Sequence[Example]) -> tuple[int, int, int]:
         """The number of right greedy answers to these questions, of verdicts, and of turns in them."""
         requests = [EpisodeRequest(example, 0, seed=0) for example in examples]
         trajectories = self.greedy.run(requests)
-        outcomes = self.environment.judge(trajectories, examples)
-        decided = [outcome for outcome in outcomes if not outcome.broken]
-        right = sum(outcome.correct for outcome in decided)
-        turns = sum(len(outcome.trajectory.turns) for outcome in decided)
-        return right, len(decided), turns
+        right = 0
+        decided = 0
+        turns = 0
+        for outcome in self.environment.judge(trajectories, examples):
+            if outcome.broken:
+                continue
+            right += outcome.correct
+            decided += 1
+            turns += len(outcome.trajectory.turns)
+        return right, decided, turns
 
     def worst(self) -> str:
         """The worst paid episode of the last generation as text, which an alarm shows."""
-
-        def payment(paid: PaidEpisode) -> tuple[bool, float]:
-            return paid.rewards is None, paid.rewards.total if paid.rewards else 0.0
-
-        trajectory = min(self.last, key=payment).trajectory
+        paid_episodes = [paid for paid in self.last if paid.rewards is not None]
+        worst = min(paid_episodes or self.last, key=_total_reward)
+        trajectory = worst.trajectory
         texts = [self.examples[trajectory.example_id].question]
         for turn in trajectory.turns:
-            texts += [turn.text, turn.observation or ""]
+            texts.append(turn.text)
+            texts.append(turn.observation or "")
         return "\n".join(texts)
 
     def _run(self, ids: Sequence[str], draw: str, first: int) -> Generation:
@@ -191,18 +210,21 @@ class Rollouts:
         requests = []
         for row, name in enumerate(ids, first):
             seed = episode_seed(self.recipe.seed, f"{name}\0{draw}", row)
-            requests.append(EpisodeRequest(self.examples[name], row % self.grpo.group, seed))
+            sample = row % self.grpo.group
+            requests.append(EpisodeRequest(self.examples[name], sample, seed))
         started = perf_counter()
-        waited = self._waiting_s()
+        waited_before = self._waiting_s()
         trajectories = self.engine.run(requests)
         rolled = perf_counter()
-        waited = self._waiting_s() - waited
+        waited = self._waiting_s() - waited_before
         examples = [request.example for request in requests]
         outcomes = self.environment.judge(trajectories, examples, self.rubric.reads, self.gold_schemas)
         versions = self.policy.take_versions()
+        graded = self.grade(outcomes, self.examples)
         episodes = []
-        for row, outcome in enumerate(self.grade(outcomes, self.examples)):
-            episodes.append(self._pay(trajectories[row], outcome, versions.get(str(row), ())))
+        for row, (trajectory, outcome) in enumerate(zip(trajectories, graded, strict=True)):
+            episode = self._pay(trajectory, outcome, versions.get(str(row), ()))
+            episodes.append(episode)
         self._stop_if_nothing_works(episodes)
         seconds = {
             "generate_seconds": rolled - started - waited,
@@ -213,7 +235,9 @@ class Rollouts:
 
     def _waiting_s(self) -> float:
         """Seconds that an in-process policy had nothing to decode so far, because all its episodes waited for SQL."""
-        return self.policy.waiting_s if isinstance(self.policy, TransformersPolicy) else 0.0
+        if isinstance(self.policy, TransformersPolicy):
+            return self.policy.waiting_s
+        return 0.0
 
     def _pay(self, trajectory: Trajectory, outcome: Outcome, versions: Sequence[int]) -> PaidEpisode:
         """An episode with its rewards, unless it is broken or a rule leaves it out.
@@ -223,9 +247,11 @@ class Rollouts:
         """
         if outcome.broken or not trajectory.turns:
             return PaidEpisode(trajectory, None, None)
-        is_left_out = broken_rule(outcome, self.grpo.drop) is not None
-        rewards = None if is_left_out else self.rubric.score(outcome)
-        return PaidEpisode(trajectory, outcome, rewards, tuple(versions[: sum(trajectory.agent_mask)]))
+        rewards = None
+        if broken_rule(outcome, self.grpo.drop) is None:
+            rewards = self.rubric.score(outcome)
+        n_tokens = sum(trajectory.agent_mask)
+        return PaidEpisode(trajectory, outcome, rewards, tuple(versions[:n_tokens]))
 
     def _stop_if_nothing_works(self, episodes: Sequence[PaidEpisode]) -> None:
         """Raise once all of the last episodes broke.
@@ -239,7 +265,8 @@ class Rollouts:
         else:
             self._broken += len(broken)
         if self._broken >= MAX_LEADING_FAILURES:
-            classes = ", ".join(sorted({trajectory.failure or "no verdict" for trajectory in broken}))
+            failures = {trajectory.failure or "no verdict" for trajectory in broken}
+            classes = ", ".join(sorted(failures))
             raise BoundaryError(f"the last {self._broken} episodes all broke: {classes}", "The log says more.")
 
     def masks(self, generation: Generation, track: str, has_signal: Tensor) -> list[list[int]]:
@@ -249,17 +276,25 @@ class Rollouts:
             has_signal: (N,) whether an episode's reward says anything on this track; an episode without signal has an
                 empty mask with `grpo.drop_zero_variance`, as one that takes no part always has.
         """
+        protocol = self.environment.protocol
         masks = []
         for paid, is_useful in zip(generation.episodes, has_signal.tolist(), strict=True):
             trajectory = paid.trajectory
             keep = is_useful or not self.grpo.drop_zero_variance
             turns = 0
             if keep and paid.rewards is not None:
-                turns = self.environment.protocol.track_turns(trajectory).get(track, 0)
+                turns = protocol.track_turns(trajectory).get(track, 0)
             _, completion = split_prompt(trajectory, 0)
-            mask = track_mask(trajectory.agent_mask, trajectory.turn_ends, turns)[-len(completion) :]
-            masks.append(mask or [0])
+            mask = track_mask(trajectory.agent_mask, trajectory.turn_ends, turns)
+            completion_mask = mask[-len(completion) :]
+            masks.append(completion_mask or [0])
         return masks
+
+
+def _total_reward(paid: PaidEpisode) -> float:
+    if paid.rewards is None:
+        return 0.0
+    return paid.rewards.total
 
 
 def make_rollouts(plan: Plan, examples: Sequence[Example], policy: Policy, environment: Environment) -> Rollouts:
@@ -316,11 +351,17 @@ def split_prompt(trajectory: Trajectory, pad_id: int) -> tuple[list[int], list[i
 
 def turn_payments(episodes: Sequence[PaidEpisode]) -> Tensor:
     """(N, T) payments of turns on the full track; NaN past an episode's end, and if it takes no part."""
-    rows: list[tuple[float, ...]] = []
+    rows: list[list[float]] = []
     for paid in episodes:
-        rows.append(() if paid.rewards is None else tuple(paid.rewards.by_turn))
+        row: list[float] = []
+        if paid.rewards is not None:
+            row += paid.rewards.by_turn
+        rows.append(row)
     longest = max(1, *map(len, rows))
-    return torch.tensor([[*row, *[NAN] * (longest - len(row))] for row in rows])
+    for row in rows:
+        n_missing = longest - len(row)
+        row += [NAN] * n_missing
+    return torch.tensor(rows)
 
 
 def token_advantages(by_turn: Tensor, episodes: Sequence[PaidEpisode], width: int) -> Tensor:
@@ -335,8 +376,10 @@ def token_advantages(by_turn: Tensor, episodes: Sequence[PaidEpisode], width: in
         ends = paid.trajectory.turn_ends
         length = len(paid.trajectory.token_ids)
         first = length - len(split_prompt(paid.trajectory, 0)[1])
-        turns = [bisect_right(ends, place) for place in range(first, length)]
         paid_turns = min(len(ends), len(values))  # an episode that takes no part may have more turns than the others
-        tokens = [values[turn] if turn < paid_turns else 0.0 for turn in turns]
+        tokens = []
+        for place in range(first, length):
+            turn = bisect_right(ends, place)
+            tokens.append(values[turn] if turn < paid_turns else 0.0)
         spread[row, : len(tokens)] = torch.tensor(tokens)
     return spread

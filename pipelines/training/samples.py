@@ -88,20 +88,25 @@ def split_batch(batch: int, micro_batch: int, processes: int) -> tuple[int, int]
 
 def micro_rows(share: int, micro_batch: int) -> int:
     """Samples of a micro-batch: at most `micro_batch`, and as many in each of a process's share of a batch."""
-    return max(size for size in range(1, min(micro_batch, share) + 1) if share % size == 0)
+    sizes = range(1, min(micro_batch, share) + 1)
+    return max(size for size in sizes if share % size == 0)
 
 
 def step_count(samples: int, epochs: float, batch: int) -> int:
     """Optimiser steps of a run: at least one."""
     # The decimal number that was written counts: the float of 1.1 is more.
-    return max(1, math.floor(samples * Fraction(str(epochs)) / batch))
+    written_epochs = Fraction(str(epochs))
+    steps = math.floor(samples * written_epochs / batch)
+    return max(1, steps)
 
 
 def grpo_steps(grpo: Grpo, questions: int) -> int:
     """Optimiser steps of GRPO over so many questions: those of its epochs, or `grpo.steps`."""
     if grpo.epochs is None:
         return grpo.steps
-    return math.ceil(Fraction(str(grpo.epochs)) * questions / grpo.questions_per_step) * grpo.updates_per_rollout
+    written_epochs = Fraction(str(grpo.epochs))
+    generations = math.ceil(written_epochs * questions / grpo.questions_per_step)
+    return generations * grpo.updates_per_rollout
 
 
 Runs = tuple[list[list[int]], list[int]]  # full runs of samples, and the samples left over
@@ -112,14 +117,16 @@ def order_by_length(lengths: Sequence[int], micro_batch: int, total: int, seed: 
 
     Every sample is used once before any is used again.
     """
+    window_size = micro_batch * WINDOW
 
     def runs_of_like_length(indices: list[int]) -> Runs:
         end = len(indices) - len(indices) % micro_batch
-        runs = []
-        for start in range(0, end, micro_batch * WINDOW):
-            window = indices[start : min(end, start + micro_batch * WINDOW)]
+        runs: list[list[int]] = []
+        for start in range(0, end, window_size):
+            window = indices[start : min(end, start + window_size)]
             window.sort(key=lengths.__getitem__)
-            runs += _full_runs(window, micro_batch)[0]
+            window_runs, _ = _full_runs(window, micro_batch)
+            runs += window_runs
         return runs, indices[end:]
 
     return _shuffled_runs(len(lengths), total, seed, runs_of_like_length)
@@ -154,7 +161,8 @@ def order_by_group(groups: Sequence[int], micro_batch: int, total: int, seed: in
 def _full_runs(indices: list[int], size: int) -> Runs:
     """Runs of `size` samples each, and the samples left over."""
     end = len(indices) - len(indices) % size
-    return [indices[start : start + size] for start in range(0, end, size)], indices[end:]
+    runs = [indices[start : start + size] for start in range(0, end, size)]
+    return runs, indices[end:]
 
 
 def _shuffled_runs(count: int, total: int, seed: int, cut_runs: Callable[[list[int]], Runs]) -> list[int]:
@@ -165,9 +173,11 @@ def _shuffled_runs(count: int, total: int, seed: int, cut_runs: Callable[[list[i
     """
     indices: list[int] = []
     waiting: list[int] = []
-    for epoch in range(math.ceil(total / max(1, count)) + 1):
+    n_passes = math.ceil(total / max(1, count)) + 1
+    for epoch in range(n_passes):
         rng = np.random.default_rng((seed, epoch))
-        runs, waiting = cut_runs(waiting + rng.permutation(count).tolist())
+        shuffled = rng.permutation(count).tolist()
+        runs, waiting = cut_runs(waiting + shuffled)
         for number in rng.permutation(len(runs)):
             indices += runs[number]
     return indices[:total]
@@ -186,8 +196,10 @@ def prefix_groups(samples: Sequence[Sample]) -> list[int]:
     groups = [0] * len(samples)
     group = 0
     for number, index in enumerate(by_tokens):
-        prompt = samples[index].agent_mask.index(1) - instructions
-        if number and 2 * (shared[number] - instructions) < prompt:
+        prompt = samples[index].agent_mask.index(1)
+        own_tokens = prompt - instructions
+        shared_tokens = shared[number] - instructions
+        if number and 2 * shared_tokens < own_tokens:
             group += 1
         groups[index] = group
     return groups
@@ -223,4 +235,6 @@ def padding_share(lengths: Sequence[int], indices: Sequence[int], micro_batch: i
         run = [lengths[index] for index in indices[start : start + micro_batch]]
         tokens += sum(run)
         padded += max(run) * len(run)
-    return 1.0 - tokens / padded if padded else 0.0
+    if not padded:
+        return 0.0
+    return 1.0 - tokens / padded

@@ -38,12 +38,15 @@ def hacking(lines: Sequence[Line]) -> str | None:
     """
     if any(HELD_OUT in line for line in lines):
         return _held_out_hacking(lines)
-    windows = [lines[first : first + WINDOW] for first in range(len(lines) - WINDOW + 1)]
+    n_windows = len(lines) - WINDOW + 1
+    windows = [lines[first : first + WINDOW] for first in range(n_windows)]
     best = max(windows, key=lambda window: _mean(values(window, "ex")))
+    last = windows[-1]
     before = _mean(values(best, "ex"))
-    now = _mean(values(windows[-1], "ex"))
-    is_paid = _mean(values(windows[-1], "reward")) >= _mean(values(best, "reward"))
-    if now < before - WORSE and is_paid:
+    now = _mean(values(last, "ex"))
+    reward_before = _mean(values(best, "reward"))
+    reward_now = _mean(values(last, "reward"))
+    if now < before - WORSE and reward_now >= reward_before:
         return f"execution accuracy fell from {before:.1%} to {now:.1%} while the reward did not"
     return None
 
@@ -60,16 +63,19 @@ def _held_out_hacking(lines: Sequence[Line]) -> str | None:
         pairs.append((mean, second))
     if not pairs:
         return None
-    before, then = max(pairs, key=lambda pair: pair[0])
-    now, last = pairs[-1]
-    if now < before - WORSE and _reward_up_to(lines, last) >= _reward_up_to(lines, then):
+    before, best_index = max(pairs, key=lambda pair: pair[0])
+    now, last_index = pairs[-1]
+    is_worse = now < before - WORSE
+    if is_worse and _reward_up_to(lines, last_index) >= _reward_up_to(lines, best_index):
         return f"held-out execution accuracy fell from {before:.1%} to {now:.1%} while the reward did not"
     return None
 
 
 def _reward_up_to(lines: Sequence[Line], index: int) -> float:
     """The mean reward of the window that ends with a line."""
-    return _mean(values(lines[max(0, index + 1 - WINDOW) : index + 1], "reward"))
+    end = index + 1
+    window = lines[max(0, end - WINDOW) : end]
+    return _mean(values(window, "reward"))
 
 
 ALARMS: dict[str, Check] = {
@@ -138,10 +144,11 @@ def nothing_learned(lines: Sequence[Line], grpo: Grpo) -> str | None:
     A step teaches nothing if the rewards of each group are all equal, where a group is all that a reward is held
     against, and none was drawn anew; or if its gradient is 0.
     """
-    is_by_group = grpo.baseline != "batch" and grpo.credit == "episode" and not grpo.lambda_schema
-    is_alike = is_by_group and all(line.get("zero_variance") == 1.0 and not line.get("replaced") for line in lines)
+    if not lines:
+        return None
+    is_alike = _compares_within_groups(grpo) and all(map(_has_equal_groups, lines))
     is_still = all(line.get("grad_norm") == 0.0 for line in lines)
-    if not lines or not (is_alike or is_still):
+    if not is_alike and not is_still:
         return None
     problem = f"nothing was learned in {len(lines)} steps: "
     if all(line.get("broken") == 1.0 for line in lines):
@@ -149,12 +156,22 @@ def nothing_learned(lines: Sequence[Line], grpo: Grpo) -> str | None:
     if not is_alike:
         return f"{problem}every gradient is 0; check the weights of rewards, and grpo.drop"
     problem += "in every group all rewards were equal"
-    right = [line["ex"] for line in lines if "ex" in line]
+    right = values(lines, "ex")
     if right and max(right) == 0.0:
         return f"{problem}, for no answer was right; {EASIER}"
     if right and min(right) == 1.0:
         return f"{problem}, for every answer was right; {HARDER}"
     return f"{problem}; {TELLING}"
+
+
+def _compares_within_groups(grpo: Grpo) -> bool:
+    """Whether a reward is held against its group alone."""
+    return grpo.baseline != "batch" and grpo.credit == "episode" and not grpo.lambda_schema
+
+
+def _has_equal_groups(line: Line) -> bool:
+    """Whether the rewards of each group of a step were all equal, and none was drawn anew."""
+    return line.get("zero_variance") == 1.0 and not line.get("replaced")
 
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -214,30 +231,40 @@ def view(curves: Curves, steps: int | None = None) -> list[str]:
     if not curves.lines:
         return ["no step is done yet"]
     timing = curves.timing[-WINDOW:]
-    shown = [_progress(curves, timing, steps), ""]
-    shown.append(f"{'':<26}{'first':>10}{'now':>10}  means of {WINDOW} steps")
-    names = {name for line in curves.lines for name in line}
+    texts = [_progress(curves, timing, steps), ""]
+    texts.append(f"{'':<26}{'first':>10}{'now':>10}  means of {WINDOW} steps")
+    names: set[str] = set().union(*curves.lines)
     for name in sorted(names - {"step"}, key=_place):
-        curve = values(curves.lines, name)
-        drawn = spark(curve) if max(curve) > min(curve) else ""
-        shown.append(f"{name:<26}{_mean(curve[:WINDOW]):>10.4g}{_mean(curve[-WINDOW:]):>10.4g}  {drawn}".rstrip())
-    shown.append("")
-    shown += _spent(timing)
+        texts.append(_curve_line(name, values(curves.lines, name)))
+    texts.append("")
+    texts += _spent(timing)
     for alarm in curves.alarms:
-        shown.append(f"ALARM at step {alarm['step']}: {alarm['words']}")
+        texts.append(f"ALARM at step {alarm['step']}: {alarm['words']}")
     if not curves.alarms:
-        shown.append("no alarm")
-    return shown
+        texts.append("no alarm")
+    return texts
+
+
+def _curve_line(name: str, curve: Sequence[float]) -> str:
+    """A curve's first and last steps, and its course if it has one."""
+    first = _mean(curve[:WINDOW])
+    now = _mean(curve[-WINDOW:])
+    course = ""
+    if max(curve) > min(curve):
+        course = spark(curve)
+    return f"{name:<26}{first:>10.4g}{now:>10.4g}  {course}".rstrip()
 
 
 def _progress(curves: Curves, timing: Sequence[Line], steps: int | None) -> str:
     """The line on the steps that are done, and the time that is left if the number of all steps is known."""
     done = int(curves.lines[-1]["step"])
     step_s = _mean([line["seconds"] for line in timing])
-    of_all = f" of {steps}" if steps else ""
-    text = f"step {done}{of_all}, {step_s:.2f} s a step"
-    if steps and steps > done:
-        text += f", some {_duration(step_s * (steps - done))} left"
+    if not steps:
+        return f"step {done}, {step_s:.2f} s a step"
+    text = f"step {done} of {steps}, {step_s:.2f} s a step"
+    if steps > done:
+        left_s = step_s * (steps - done)
+        text += f", some {_duration(left_s)} left"
     return text
 
 
@@ -254,22 +281,25 @@ def _duration(seconds: float) -> str:
 def _spent(timing: Sequence[Line]) -> list[str]:
     """The lines on how the last steps spent their time, on tokens a second of one device, and on its memory."""
     total = sum(line["seconds"] for line in timing)
-    seconds = {name: sum(line.get(f"{name}_seconds", 0.0) for line in timing) for name in SPENT}
+    seconds: dict[str, float] = {}
+    for name in SPENT:
+        seconds[name] = sum(line.get(f"{name}_seconds", 0.0) for line in timing)
     if not total or not any(seconds.values()):
         return []
     seconds["other"] = max(0.0, total - sum(seconds.values()))
     shares = [f"{name} {value / total:.0%}" for name, value in seconds.items() if value]
-    shown = [f"time: {'  '.join(shares)}"]
+    texts = [f"time: {'  '.join(shares)}"]
     rates = []
     for name, words in RATES.items():
         if any(name in line for line in timing):
-            rates.append(words.format(_mean(values(timing, name))))
+            mean = _mean(values(timing, name))
+            rates.append(words.format(mean))
     if rates:
-        shown.append(", ".join(rates))
+        texts.append(", ".join(rates))
     memory = [line["gpu_gb"] for line in timing if "gpu_gb" in line]
     if memory:
-        shown.append(f"device memory: {max(memory):.1f} GiB at its most")
-    return shown
+        texts.append(f"device memory: {max(memory):.1f} GiB at its most")
+    return texts
 
 
 def values(lines: Sequence[Mapping[str, float]], name: str) -> list[float]:
@@ -288,7 +318,11 @@ def spark(values: Sequence[float], width: int = WIDTH) -> str:
     height = max(means) - low
     if not height:
         return BARS[0] * columns
-    return "".join(BARS[round((mean - low) / height * (len(BARS) - 1))] for mean in means)
+    bars = []
+    for mean in means:
+        level = (mean - low) / height * (len(BARS) - 1)
+        bars.append(BARS[round(level)])
+    return "".join(bars)
 
 
 def _place(name: str) -> tuple[int, str]:
@@ -300,4 +334,6 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+    if not values:
+        return 0.0
+    return sum(values) / len(values)
