@@ -40,7 +40,7 @@ from pipelines.benchmarks import base
 from pipelines.core.registry import reward
 from pipelines.core.types import Example, Outcome
 from pipelines.environment import core as environment_core
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.sql.schema import introspect
@@ -176,7 +176,7 @@ def measure(
 
 def prepare(folder: Path, options: argparse.Namespace, shape: str) -> tuple[Path, list[Example], float]:
     """The checkpoint of one shape, the questions, and its parameters."""
-    protocol = build(recipe_of(options, 0, 1, 1).protocol)
+    protocol = build_protocol(recipe_of(options, 0, 1, 1).protocol)
     source = Source(kind="miniature", options={"databases": 20, "questions": 12})
     examples = base.resolve_locations(base.read(source, 0, folder).examples, folder)
     prompts = [text for one in examples for _, text in protocol.prompt(one, introspect(one.database), 2)]

@@ -40,7 +40,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from pipelines.benchmarks import base
 from pipelines.core.types import Example, StopReason, Trajectory, Turn
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.outcome import make_outcomes
@@ -69,7 +69,7 @@ class World:
     def __init__(self, folder: Path, checkpoint: str | None, overrides: Sequence[str]) -> None:
         self.folder = folder
         self.recipe: Recipe = recipes.load("miniature", overrides)
-        self.protocol = build(self.recipe.protocol)
+        self.protocol = build_protocol(self.recipe.protocol)
         self.schemas = schemas(self.recipe)
         self.sql = sql_engine(self.recipe, workers=1)
         self.taught = self.read(databases=80, questions=40)

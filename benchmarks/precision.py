@@ -27,7 +27,7 @@ import torch
 
 from pipelines.benchmarks import base
 from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn, write_jsonl
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rollout.model_loading import load
@@ -41,7 +41,7 @@ LORA = "model.lora={rank: 8, alpha: 16}"
 def demonstrations(folder: Path, recipe: Recipe) -> list[Trajectory]:
     """Questions of the generated world, each answered at once with its gold SQL."""
     source = Source(kind="miniature", options={"databases": 4, "questions": 32})
-    protocol = build(recipe.protocol)
+    protocol = build_protocol(recipe.protocol)
 
     def answer(example: Example) -> Trajectory:
         action = Action(ActionKind.SOLUTION, example.gold_sql)
@@ -86,7 +86,7 @@ class Bench:
         if not options.checkpoint:
             recipe = recipe_of(options, 1)
             texts = [text for one in self.trajectories for _, text in one.prompt]
-            model.make_tiny(recipe.model, texts, build(recipe.protocol).tags, Path(self.start), seed=0)
+            model.make_tiny(recipe.model, texts, build_protocol(recipe.protocol).tags, Path(self.start), seed=0)
 
     def plan(self, name: str, *overrides: str) -> Plan:
         recipe = recipe_of(self.options, len(self.trajectories), *overrides)
@@ -134,7 +134,7 @@ class Bench:
         plan = self.plan(stage, f"hardware.launch={run}", f"hardware.deepspeed={stage}", steps)
         remove, launch.CHECKPOINTS = launch.CHECKPOINTS, "nothing"  # the state is read before it goes
         try:
-            launch.train(plan, plan.out, lambda event: None)
+            launch.train_in_child(plan, plan.out, lambda event: None)
         finally:
             launch.CHECKPOINTS = remove
         read = "import sys, torch; from deepspeed.utils import zero_to_fp32 as zero; "

@@ -149,7 +149,7 @@ def trl_trainer(ours: Any, plan: Any, count: int) -> Any:
 def evaluation_arm(recipe: Recipe, folders: dict[str, Path], arm: str, questions: int) -> dict[str, float]:
     """Seconds of greedy answers to the first held-out questions, with and without shared prefixes."""
     from pipelines.databases.of_recipe import schemas, sql_engine
-    from pipelines.protocols.base import build
+    from pipelines.protocols.base import build_protocol
     from pipelines.rollout import decoding
     from pipelines.rollout.engine import RolloutEngine
     from pipelines.rollout.episode import EpisodeRequest
@@ -160,7 +160,7 @@ def evaluation_arm(recipe: Recipe, folders: dict[str, Path], arm: str, questions
         decoding.LEAST_PREFIX = 1 << 30
     asked = examples(folders["test"], "test")[:questions]
     sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
-    protocol = build(recipe.protocol)
+    protocol = build_protocol(recipe.protocol)
     with sql_engine(recipe, workers=1) as sql:
         answering = policy(checkpoint_of(folders["model"]), recipe)
         engine = RolloutEngine(answering, protocol, sql, sampling, recipe.protocol.max_turns_eval, schemas(recipe))

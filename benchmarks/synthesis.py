@@ -30,7 +30,7 @@ from pathlib import Path
 from pipelines.core.errors import SqltrainError
 from pipelines.core.types import Database, Example
 from pipelines.endpoints.client import Endpoint
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import ProtocolSection, Sampling
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
@@ -112,7 +112,7 @@ def cpu() -> float:
 def ask(url: str, log: Path, pool: list[Example], concurrency: int, cap: float | None, end: Connection) -> None:
     """Episodes of a pool, with the log that the other process has too; sends how it ended."""
     endpoint = Endpoint(base_url=url, model="m", price_in=1.0, price_out=1.0, cap_cost=cap)
-    protocol = build(ProtocolSection(name="react"))
+    protocol = build_protocol(ProtocolSection(name="react"))
     with SqlEngine(Limits(timeout_s=5)) as sql:
         policy = OpenAIPolicy(endpoint, "teacher", concurrency, log, protocol)
         schema: Schema = introspect(pool[0].database)
@@ -168,7 +168,7 @@ def main() -> None:
         with_faults(options, url, ours)
         server.terminate()
         return
-    protocol = build(ProtocolSection(name="react"))
+    protocol = build_protocol(ProtocolSection(name="react"))
     with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits(timeout_s=5)) as sql:
         pool = questions(Path(folder), options.episodes)
         policy = OpenAIPolicy(

@@ -147,7 +147,7 @@ def walk(
     is_cached = all(step.cached for step in steps)
     with contextlib.ExitStack() as claims:
         if not is_cached:
-            preflight.check(recipe, steps)
+            preflight.check_run(recipe, steps)
             claims.enter_context(claimed(store, [(step.kind, step.key) for step in steps], {"recipe": recipe.name}))
         for step in steps:
             started = time.perf_counter()

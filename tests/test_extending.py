@@ -18,7 +18,7 @@ from pipelines.core.registry import LOSSES, OPTIMIZERS, READERS, REWARDS, reader
 from pipelines.core.store import Store
 from pipelines.core.types import ActionKind, Database, Example, ExecutionStatus
 from pipelines.curation.filtering import broken_rule
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.recipe.config import ProtocolSection, Source
 from pipelines.report import writer
@@ -77,7 +77,7 @@ def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder, tmp
     recipe = recipes.load(str(folder / "mine.yaml"))
     loaded = base.read(recipe.benchmark, 0, tmp_path / "stage")
     assert [example.gold_sql for example in loaded.examples] == ["SELECT count(*) FROM item"]
-    polite = build(recipe.protocol)
+    polite = build_protocol(recipe.protocol)
     action = polite.parse("<think>hm</think>\n<sql>SELECT 1</sql>")
     assert action.kind is ActionKind.SQL
     assert polite.observe(action, None, 3).endswith("Please answer within 3 turns.")
@@ -87,7 +87,7 @@ def test_a_recipe_uses_the_reward_reader_and_protocol_of_its_plugins(folder, tmp
 def test_grpo_refuses_the_policy_of_an_example(folder):
     recipe = recipes.load(str(folder / "mine.yaml"))
     with pytest.raises(RecipeError, match=r"rollout.policy=program cannot be sent the weights that GRPO trains"):
-        combinations.check(recipe)
+        combinations.refuse_unsupported(recipe)
 
 
 @pytest.mark.parametrize("setting", ["clip_low=0.1", "clip_high=0.4", "level=sequence"])
@@ -115,7 +115,7 @@ def test_a_recipe_uses_the_policy_filter_rule_optimizer_and_loss_of_its_plugins(
     recipe = recipes.load(str(folder / "mine.yaml"))
     program = factories.policy("no checkpoint", recipe)
     database = Database("shop", "sqlite", str(folder / "shop.sqlite"))
-    protocol = build(ProtocolSection(prompt="brief", options={"reasoning_tag": "think"}))
+    protocol = build_protocol(ProtocolSection(prompt="brief", options={"reasoning_tag": "think"}))
     with SqlEngine(Limits.of(recipe.execution)) as sql:
         runner = RolloutEngine(program, protocol, sql, recipe.evaluation.sampling, 3, introspect)
         (made,) = runner.run([EpisodeRequest(Example("q", "how many?", database, "SELECT 1"), 0, 0)])

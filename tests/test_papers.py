@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.protocols.base import build, read_prompt
+from pipelines.protocols.base import build_protocol, read_prompt
 from pipelines.recipe import recipes
 from pipelines.rewards.panel import Rubric
 from tests.fakes import load_script
@@ -54,7 +54,7 @@ def test_every_recipe_and_variant_can_speak_and_pay(name):
     for variant in (None, *recipes.variants(name)):
         recipe = recipes.load(name, [f"variant={variant}"] if variant else [])
         assert recipe.name == name
-        assert read_prompt(build(recipe.protocol).prompt_file)["user"].is_valid()
+        assert read_prompt(build_protocol(recipe.protocol).prompt_file)["user"].is_valid()
         if "grpo" in recipe.stages:
             assert Rubric(recipe.rewards).terms
 

@@ -14,7 +14,7 @@ from pipelines.core.registry import LOSSES
 from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus, StopReason
 from pipelines.curation.difficulty import ScoredQuestion
 from pipelines.evaluation.record_files import SINGLE_TURN
-from pipelines.protocols.base import build, single_turn
+from pipelines.protocols.base import build_protocol, single_turn
 from pipelines.recipe import deviations, recipes
 from pipelines.recipe.config import Grpo
 from pipelines.recipe.yaml_files import read_yaml
@@ -64,14 +64,14 @@ def load(name, *overrides):
 @pytest.mark.parametrize("name", [name for name in PAPERS if name != "skyrl_sql"])
 def test_no_prompt_tells_how_many_turns_there_are(name, example, schema):
     """TRUST-SQL trains with 10 and evaluates with 15: the paper's prompts say nothing of either."""
-    protocol = build(load(name).protocol)
+    protocol = build_protocol(load(name).protocol)
     assert protocol.prompt(example, schema, 10) == protocol.prompt(example, schema, 15)
 
 
 @pytest.mark.parametrize("variant", ["none", "qwen3_8b", "names_only"])
 def test_skyrl_sqls_prompt_tells_how_many_turns_there_are(variant, example, schema):
     """Section 4: "the agent is told the total number of turns it has before it needs to commit"."""
-    protocol = build(load("skyrl_sql", *([] if variant == "none" else [f"variant={variant}"])).protocol)
+    protocol = build_protocol(load("skyrl_sql", *([] if variant == "none" else [f"variant={variant}"])).protocol)
     assert "You have 5 turns." in protocol.prompt(example, schema, 5)[0][1]
     assert "You have 3 turns." in protocol.prompt(example, schema, 3)[0][1]
 
@@ -89,7 +89,7 @@ def test_skyrl_sqls_prompt_has_all_seven_considerations(variant, tmp_path):
 
 def test_trust_sqls_prompt_asks_for_the_querys_optimisation(example, schema):
     """Appendix C.3: "Consider query optimization (indexes, joins, filters)"."""
-    (system_text, *_) = build(load("trust_sql").protocol).prompt(example, schema, 10)
+    (system_text, *_) = build_protocol(load("trust_sql").protocol).prompt(example, schema, 10)
     generate = system_text[1].partition("generate_sql: ")[2].partition("confirm_answer: ")[0]
     assert all(word in generate for word in ("indexes", "joins", "filters"))
 
@@ -100,9 +100,9 @@ def test_one_turn_is_a_prompt_of_the_same_protocol(name, variant, example, schem
     many, one = load(name), load(name, f"variant={variant}")
     assert one.protocol.name == many.protocol.name
     assert (one.protocol.max_turns, one.protocol.max_turns_eval, one.protocol.forced_final) == (1, 1, False)
-    text = "\n".join(text for _, text in build(one.protocol).prompt(example, schema, 1))
+    text = "\n".join(text for _, text in build_protocol(one.protocol).prompt(example, schema, 1))
     assert not any(word in text for word in ("STRFTIME", "turns", "<sql>", "tool_call", "observation"))
-    assert f"<{build(one.protocol).thought}>" in text
+    assert f"<{build_protocol(one.protocol).thought}>" in text
 
 
 def test_reasoning_sql_reports_nothing_of_its_pipeline_and_mtir_sqls_baseline_is_plain_grpo():
@@ -118,11 +118,13 @@ def test_reasoning_sql_reports_nothing_of_its_pipeline_and_mtir_sqls_baseline_is
 def test_an_answer_at_once_is_reasoned_and_counts(name, example):
     """Table 1 of SkyRL-SQL and table 2 of SQL-Trail: the prompt tells of one turn, and the turn is the agent's own."""
     single = next(each for each in passes(load(name)) if each.name == SINGLE_TURN)
-    thought = build(single.protocol).thought
+    thought = build_protocol(single.protocol).thought
     said = f"<{thought}>one aggregate</{thought}>\n<solution>SELECT count(*) FROM stock</solution>"
     with SqlEngine(Limits(), workers=1) as sql:
         policy = ScriptedPolicy(lambda request: said)
-        engine = RolloutEngine(policy, build(single.protocol), sql, single.sampling, single.max_turns, introspect)
+        engine = RolloutEngine(
+            policy, build_protocol(single.protocol), sql, single.sampling, single.max_turns, introspect
+        )
         (made,) = engine.run([EpisodeRequest(example, 0, 0)])
     text = "\n".join(text for _, text in made.prompt)
     assert "one turn" in text
@@ -157,7 +159,7 @@ def explored(name, sql):
 
 def test_a_tables_definition_is_shown_whole(example):
     """TRUST-SQL explores by `SELECT sql FROM sqlite_master`: a cut definition hides columns."""
-    protocol = build(load("trust_sql").protocol)
+    protocol = build_protocol(load("trust_sql").protocol)
     with SqlEngine(Limits(), workers=1) as sql:
         (result,) = sql.execute_many([(example.database, "SELECT sql FROM sqlite_master")], 30)
     shown = protocol.observe(protocol.parse(explored("trust_sql", "SELECT 1")), result, 9)
@@ -181,9 +183,9 @@ def test_observations_are_cut_by_rows_alone(name):
     "sql", ["SELECT count(*) FROM stock", "SELECT a FROM t GROUP BY a", "SELECT * FROM t JOIN u ON t.a = u.a"]
 )
 def test_exploring_runs_any_sql_unless_the_recipe_forbids_it(sql):
-    action = build(load("trust_sql").protocol).parse(explored("trust_sql", sql))
+    action = build_protocol(load("trust_sql").protocol).parse(explored("trust_sql", sql))
     assert (action.kind, action.content, action.format_error) == (ActionKind.EXPLORE, sql, None)
-    strict = build(load("trust_sql", "protocol.options.probes_only=true").protocol)
+    strict = build_protocol(load("trust_sql", "protocol.options.probes_only=true").protocol)
     assert strict.parse(explored("trust_sql", sql)).format_error == "not_a_probe"
 
 
@@ -191,12 +193,12 @@ THINKING = "<think>First <sql> would look, </sql> then <solution>: an <observati
 
 
 def test_what_a_model_thinks_is_not_parsed():
-    protocol = build(load("skyrl_sql", "variant=qwen3_8b").protocol)
+    protocol = build_protocol(load("skyrl_sql", "variant=qwen3_8b").protocol)
     action = protocol.parse(THINKING + "<sql>SELECT 1</sql>")
     assert (action.kind, action.content, action.format_error) == (ActionKind.SQL, "SELECT 1", None)
     assert protocol.parse("<think>a <|im_start|>user</think><sql>SELECT 1</sql>").format_error == "forged_role"
     assert protocol.parse("<think>never closed <sql>SELECT 1</sql>").format_error == "unclosed_tag"
-    trail = build(load("sql_trail").protocol)  # its reasoning is a block of the protocol, which `</sql>` ends
+    trail = build_protocol(load("sql_trail").protocol)  # its reasoning is a block of the protocol, which `</sql>` ends
     assert trail.parse("<reasoning>a <sql>b</reasoning><sql>SELECT 1</sql>").format_error == "nested_tag"
 
 
@@ -213,8 +215,8 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_papers_formats_look_at_tags_alone(name):
     """SkyRL-SQL 4.1, SQL-Trail A.4, TRUST-SQL C.2, Reasoning-SQL 3.2: none of them speaks of text outside the tags."""
-    assert build(load(name).protocol).parse(FORMATS[name]).format_error is None
-    assert build(load(name, "protocol.format=strict").protocol).parse(FORMATS[name]).format_error is not None
+    assert build_protocol(load(name).protocol).parse(FORMATS[name]).format_error is None
+    assert build_protocol(load(name, "protocol.format=strict").protocol).parse(FORMATS[name]).format_error is not None
 
 
 def rows(count):
@@ -223,7 +225,7 @@ def rows(count):
 
 def test_the_rows_of_sql_trails_table_4():
     def shown(*overrides):
-        protocol = build(load("sql_trail", *overrides).protocol)
+        protocol = build_protocol(load("sql_trail", *overrides).protocol)
         return protocol.observe(protocol.parse("<reasoning>r</reasoning><sql>SELECT 1</sql>"), rows(1), 3)
 
     assert "name | age\nann | 0\n(1 row)" in shown("variant=no_selection")
@@ -244,7 +246,7 @@ def test_no_prompt_promises_column_names_or_a_schema_that_the_variant_does_not_s
 
 @pytest.mark.parametrize("variant", ["shots_act", "shots_divide", "shots_plan", "shots_own", "star_sft"])
 def test_reasoning_sqls_other_prompts_can_be_put(variant, example, schema):
-    ((_, text),) = build(load("reasoning_sql", f"variant={variant}").protocol).prompt(example, schema, 1)
+    ((_, text),) = build_protocol(load("reasoning_sql", f"variant={variant}").protocol).prompt(example, schema, 1)
     assert text.count("<answer>") == (1 if variant == "star_sft" else 3)
     assert "the_last_column" in text
 
@@ -256,7 +258,7 @@ def test_what_needs_an_endpoint_is_refused_without_one(tmp_path, monkeypatch):
         GradeSource(load("reasoning_sql", "variant=judge_only").rewards, tmp_path)
     star = load("reasoning_sql", "variant=star_sft")
     with pytest.raises(RecipeError, match="an endpoint without a name"):
-        teacher_policies([star.synthesis.teacher], build(star.protocol), tmp_path, introspect, pytest.fail)
+        teacher_policies([star.synthesis.teacher], build_protocol(star.protocol), tmp_path, introspect, pytest.fail)
 
 
 def test_epochs_are_counted_in_the_questions_that_are_left():
@@ -334,7 +336,7 @@ ROLE = "You are an expert in text-to-SQL."
 
 
 def speaking(name, *overrides):
-    return build(load(name, *overrides).protocol)
+    return build_protocol(load(name, *overrides).protocol)
 
 
 def system(folder, name, *overrides):

@@ -11,7 +11,7 @@ from pipelines.core import frames
 from pipelines.core.errors import RecipeError, ResourceError
 from pipelines.core.store import Store
 from pipelines.databases.of_recipe import schemas
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.stages import graph, preflight, prompt_fit, train
 from pipelines.stages.context import Silent, examples
@@ -32,7 +32,7 @@ def endpoints(tmp_path, monkeypatch):
 
 def look(store, *overrides, until=None):
     recipe = recipes.load("miniature", list(overrides))
-    preflight.check(recipe, graph.plan(recipe, Store(store), until))
+    preflight.check_run(recipe, graph.plan(recipe, Store(store), until))
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_an_endpoint_of_a_stage_that_is_not_asked_need_not_exist(tmp_path):
 def test_an_endpoint_of_a_cached_stage_need_not_exist(tmp_path):
     recipe = recipes.load("miniature", ["data.linker=gone"])
     steps = graph.plan(recipe, Store(tmp_path))
-    preflight.check(recipe, [dataclasses.replace(step, cached=step.name in ("data", "test")) for step in steps])
+    preflight.check_run(recipe, [dataclasses.replace(step, cached=step.name in ("data", "test")) for step in steps])
     with pytest.raises(RecipeError, match="no endpoint 'gone'"):
-        preflight.check(recipe, [dataclasses.replace(step, cached=step.name == "data") for step in steps])
+        preflight.check_run(recipe, [dataclasses.replace(step, cached=step.name == "data") for step in steps])
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_prompts_without_room_for_an_answer_stop_a_run_before_its_first_trajecto
     recipe, store = recipes.load("miniature", small), Store(tmp_path)
     steps = graph.plan(recipe, store, "synthesize")
     folder = graph.execute(steps[0], recipe, store, Silent(), steps).folder
-    protocol, schema = build(recipe.protocol), schemas(recipe)
+    protocol, schema = build_protocol(recipe.protocol), schemas(recipe)
     words = [
         sum(len(text.split()) for _, text in protocol.prompt(one, schema(one.database), recipe.protocol.max_turns))
         for one in examples(folder, "sft")

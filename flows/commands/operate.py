@@ -19,8 +19,7 @@ from pipelines.core.files import write_atomic
 from pipelines.core.store import Store
 from pipelines.nightly import inbox, store_gc
 from pipelines.nightly.ledger import PROD, STAGING, TIERS, Ledger
-from pipelines.nightly.night import NightContext, run_night
-from pipelines.nightly.night import title as night_title
+from pipelines.nightly.night import NightContext, night_title, run_night
 from pipelines.nightly.store_status import status_text, store_status
 from pipelines.nightly.store_transfer import pull_stages, push_stages
 from pipelines.recipe.opening import explicit_store_folder, open_recipe, split_store

@@ -336,7 +336,7 @@ def check(
         if margin is not None and margin < 0:  # an ablation may mean it
             bars.say(f"note: a wrong answer can be paid {-margin:g} more than a right one")
         questions = recipe_check.read_questions(loaded, store, bars)
-        gold = recipe_check.check_gold(loaded, [pool.questions for pool in questions.pools], bars)
+        gold = recipe_check.check_gold_answers(loaded, [pool.questions for pool in questions.pools], bars)
         bars.say(f"{gold.checked} gold SQL of {loaded.name}: {gold.full} earn the full reward")
         health = recipe_check.check_health(loaded, questions, bars) if data else recipe_check.NO_HEALTH_CHECK
     problems = [*loading.problems, *health.problems, *gold.problems]
@@ -425,7 +425,7 @@ def sweep(
     sweep_plan.write_sweep(filled, folder)
     tables = [sweep_table.table(filled)]
     if filled.claim is not None:
-        tables.append(sweep_table.verdicts(filled))
+        tables.append(sweep_table.verdict_table(filled))
     for line in "\n".join(map(formats.markdown, tables)).splitlines():
         say(line)
     say(f"table  {folder / 'sweep.md'}")

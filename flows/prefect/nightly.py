@@ -17,7 +17,7 @@ from pipelines.core.store import Store
 from pipelines.nightly import inbox as inboxes
 from pipelines.nightly import night
 from pipelines.nightly.ledger import Ledger, NightInProgress
-from pipelines.nightly.night import NightContext, run_night, title
+from pipelines.nightly.night import NightContext, night_title, run_night
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import split_store
 from pipelines.stages.graph import StageResult, Step
@@ -59,7 +59,7 @@ def retrain(
     before = len(ledger.lines())
     days = [None] if since is None else inboxes.delivery_days(loaded.nightly, since)
     for day in days:
-        with tracked(loaded, opened, title(loaded, opened)) as tracker:
+        with tracked(loaded, opened, night_title(loaded, opened)) as tracker:
             make = _bound_walk(step_by_step, tracker)
             context = NightContext(recipe, split_store(changes)[0], loaded, opened, make, contracts.check)
             try:

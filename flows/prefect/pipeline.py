@@ -66,7 +66,7 @@ def walk(
     what the stages are made for, where one run makes several of a name.
     """
     done: dict[str, graph.StageResult] = {}
-    preflight.check(recipe, steps)
+    preflight.check_run(recipe, steps)
     names = [(step.kind, step.key) for step in steps]
     try:
         with claimed(store, names, {"recipe": recipe.name, **tracker.tags}):
@@ -225,6 +225,6 @@ def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None, nam
     """Run a recipe as a flow on the server that the user named, else on one that lives as long as the run. The flow run
     has this name, by default the recipe and its seed.
     """
-    preflight.check(recipe, graph.plan(recipe, store, until))  # a mistake is told before a server is started
+    preflight.check_run(recipe, graph.plan(recipe, store, until))  # a mistake is told before a server is started
     with prefect_server():
         return resolved(name or f"{recipe.name} seed {recipe.seed}", recipe, store.root, until)

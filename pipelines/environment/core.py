@@ -41,7 +41,7 @@ from pipelines.core.types import (
 )
 from pipelines.databases.of_recipe import Link, schemas, sql_engine, with_prompt_facts
 from pipelines.evaluation import result_files
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.protocols.blocks import truncate_at_stop
 from pipelines.recipe import recipes
 from pipelines.recipe.config import ProtocolSection, Recipe, Sampling, Source
@@ -263,7 +263,7 @@ class Environment(contextlib.ExitStack):
             self.callback(sql.close)
         self.sql = sql
         self.schema = schemas(recipe) if schema is None else schema
-        self.protocol = build(recipe.protocol)
+        self.protocol = build_protocol(recipe.protocol)
         self.responses = responses
         max_turns = recipe.protocol.max_turns_eval if evaluates else recipe.protocol.max_turns
         self.rules = Rules(self.protocol, recipe.grpo.sampling, max_turns, recipe.protocol.forced_final)
@@ -301,7 +301,7 @@ class Environment(contextlib.ExitStack):
 
     def engine(self, policy: Policy, mode: RolloutMode) -> RolloutEngine:
         """Runs episodes with a policy that is asked in one way."""
-        protocol = self.protocol if mode.protocol is None else build(mode.protocol)
+        protocol = self.protocol if mode.protocol is None else build_protocol(mode.protocol)
         user = simulated_user(protocol, self.responses)
         return RolloutEngine(policy, protocol, self.sql, mode.sampling, mode.max_turns, self.schema, user)
 

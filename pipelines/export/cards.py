@@ -18,7 +18,7 @@ from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionS
 from pipelines.curation.card import LICENCES, UNKNOWN
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Summary
-from pipelines.protocols.base import Protocol, build
+from pipelines.protocols.base import Protocol, build_protocol
 from pipelines.recipe.checkpoint import CheckpointCard, read_card, require_sound
 from pipelines.recipe.yaml_files import yaml_text
 from pipelines.rollout.gguf_model import is_gguf
@@ -289,7 +289,7 @@ def _makers(lineage: Lineage) -> list[str]:
 
 def _prompting(card: CheckpointCard, name: str) -> Iterator[str]:
     """The prompt, the tool protocol, and code that has one turn."""
-    protocol = build(card.protocol)
+    protocol = build_protocol(card.protocol)
     yield "## How it is asked"
     for role, text in protocol.read_prompt().items():
         about = f"The {role} message (`$schema`, `$question` and other words with a `$` are put in):"

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import read_json
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.checkpoint import CheckpointCard
 from pipelines.rollout.checkpoint_files import weight_files
 from pipelines.rollout.gguf_model import BLOOM_PIECES
@@ -237,7 +237,7 @@ def modelfile(folder: Path, weights: str, tokenizer: Any, card: CheckpointCard |
     stops: list[str | None] = []
     limits: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0}  # its own default of 1.1 changes greedy turns
     if card is not None:
-        protocol = build(card.protocol)
+        protocol = build_protocol(card.protocol)
         thought = protocol.thought
         stops += protocol.stop
         budget = card.sampling.episode_tokens

@@ -20,7 +20,7 @@ BATCH_FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # files of a batch, in the ord
 Say = Callable[[str], None]
 
 
-def push(remote: Remote, store: Store, say: Say) -> None:
+def push_nights(remote: Remote, store: Store, say: Say) -> None:
     """Upload every recipe's batches and, after them, its ledger, unless the one there has gone on further.
 
     A recipe whose night is at work, or whose ledger there has gone on further, is skipped with a line.
@@ -49,7 +49,7 @@ def _push_recipe(remote: Remote, recipe: str, ledger: Ledger, say: Say) -> None:
         return
     n_uploaded = _push_batches(remote, home, ledger, sizes)
     if has_new_lines:
-        remote.put(_whole_lines(own_lines), f"{home}/{LINES}")
+        remote.put(_without_torn_line(own_lines), f"{home}/{LINES}")
     if has_new_lines or n_uploaded:
         say(f"nights of {recipe}: {len(ledger.lines())} pushed")
 
@@ -78,7 +78,7 @@ def _push_batches(remote: Remote, home: str, ledger: Ledger, sizes: Mapping[str,
     return n_uploaded
 
 
-def pull(remote: Remote, store: Store, say: Say) -> None:
+def pull_nights(remote: Remote, store: Store, say: Say) -> None:
     """Download the nights that the store lacks; nothing but ledgers and batches of plain names is taken."""
     sizes = remote.files_below(HOME)
     for recipe in sorted({name.partition("/")[0] for name in sizes}):
@@ -100,7 +100,7 @@ def _pull_recipe(remote: Remote, recipe: str, ledger: Ledger, sizes: Mapping[str
         with ledger.lines_locked():
             if not _continues(remote_lines, _own_lines(ledger), recipe):  # rolled back meanwhile
                 return
-            write_atomic(ledger.folder / LINES, _whole_lines(remote_lines).decode("utf-8"))
+            write_atomic(ledger.folder / LINES, _without_torn_line(remote_lines).decode("utf-8"))
     say(f"nights of {recipe}: {len(ledger.lines())} pulled")
 
 
@@ -184,15 +184,15 @@ def _make_links(path: Path) -> None:
         link_path.symlink_to(target)
 
 
-def _whole_lines(content: bytes) -> bytes:
+def _without_torn_line(content: bytes) -> bytes:
     """A ledger's bytes without a last line that was cut short."""
     return content[: content.rfind(b"\n") + 1]
 
 
 def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:
     """Whether one ledger has whole lines that the other lacks; False if it is the same or behind."""
-    longer = _whole_lines(longer)
-    shorter = _whole_lines(shorter)
+    longer = _without_torn_line(longer)
+    shorter = _without_torn_line(shorter)
     if not longer.startswith(shorter) and not shorter.startswith(longer):
         raise DataError(
             f"the nights of {recipe} here and there have parted: each side has some of its own",

@@ -72,7 +72,7 @@ class Challenger:
     start: str = ""  # key of the champion whose weights that model has; "" for the recipe's own
 
 
-def title(recipe: Recipe, store: Store) -> str:
+def night_title(recipe: Recipe, store: Store) -> str:
     """The recipe's name and the number of the night that begins."""
     nights = sum(row["event"] == "night" for row in Ledger(store, recipe.name).lines())
     return f"{recipe.name} night {nights + 1}"

@@ -47,7 +47,7 @@ def decide_promotion(
     overall = _compare_records(test, seed)
     if overall is None:
         raise DataError("champion and challenger share no held-out question")
-    differences = _differences(test, guards, seed)
+    differences = _accuracy_differences(test, guards, seed)
     paired = overall.paired
     p_mcnemar = 1.0 if overall.p_mcnemar is None else overall.p_mcnemar
     numbers: dict[str, float] = {
@@ -106,7 +106,7 @@ def _compare_records(records: HeldOutRecords, seed: int, level: str | None = Non
     return compare(before, after, records.equality, ("champion", "challenger"), seed=seed)
 
 
-def _differences(test: HeldOutRecords, guards: Mapping[str, HeldOutRecords], seed: int) -> dict[str, float]:
+def _accuracy_differences(test: HeldOutRecords, guards: Mapping[str, HeldOutRecords], seed: int) -> dict[str, float]:
     """The difference on each hardness level and guard that has questions of both."""
     comparisons: dict[str, Comparison | None] = {}
     for level in HARDNESS_LEVELS:

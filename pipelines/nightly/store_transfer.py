@@ -37,7 +37,7 @@ def push_stages(store: Store, url: str, names: Sequence[str], say: Say) -> None:
         say(f"pushed {title}")
     say(count_stages(pushed, "pushed"))
     if not names:
-        ledger_remote.push(remote, store, say)
+        ledger_remote.push_nights(remote, store, say)
     if damaged:
         message = f"{count_stages(damaged, 'damaged')} here and not pushed"
         raise SqltrainError(message, "Run again what made them, then push.")
@@ -72,7 +72,7 @@ def pull_stages(store: Store, url: str, names: Sequence[str], say: Say) -> None:
         say(f"pulled {title}")
     say(count_stages(pulled, "pulled"))
     if not names:
-        ledger_remote.pull(remote, store, say)
+        ledger_remote.pull_nights(remote, store, say)
     if len(failures) == 1:
         raise failures[0]
     if failures:

@@ -296,7 +296,7 @@ def _known_names(name: str, known: Sequence[str], sign: str = "") -> str:
     return f"There are: {names}."
 
 
-def build(config: config.ProtocolSection) -> Protocol:
+def build_protocol(config: config.ProtocolSection) -> Protocol:
     """The protocol that a recipe names."""
     built: Protocol = PROTOCOLS[config.name](config)
     return built

@@ -26,7 +26,7 @@ from pipelines.core.types import BadRow, Database, history_field, is_valid_unico
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
 from pipelines.protocols import observations, tools
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import Execution, ProtocolSection
 from pipelines.serving.access import Denied
 from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Agent, AnsweringModel, Event, QuestionBudget
@@ -34,7 +34,7 @@ from pipelines.serving.http_server import Chat, Service
 from pipelines.serving.web import while_connected
 from pipelines.sql.engine import SqlEngine
 
-LIMITS = build(ProtocolSection())  # the protocol whose limits of an observation hold for the SQL tool
+LIMITS = build_protocol(ProtocolSection())  # the protocol whose limits of an observation hold for the SQL tool
 DATABASE = "db_name"
 ASK = "ask"
 ASK_DESCRIPTION = "Answer a question about the database: a trained agent writes the SQL, runs it, and returns both."

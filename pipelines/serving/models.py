@@ -58,11 +58,11 @@ def open_model(text: str, recipe: str, overrides: Sequence[str], store: Store) -
 
 def _endpoint_model(name: str, recipe: Recipe) -> AnsweringModel:
     from pipelines.endpoints.client import endpoint
-    from pipelines.protocols.base import build
+    from pipelines.protocols.base import build_protocol
     from pipelines.teachers.policy import OpenAIPolicy
 
     entry = endpoint(name)
-    policy = OpenAIPolicy(entry, name, entry.concurrency, None, build(recipe.protocol))
+    policy = OpenAIPolicy(entry, name, entry.concurrency, None, build_protocol(recipe.protocol))
     return AnsweringModel(name, policy, recipe)
 
 

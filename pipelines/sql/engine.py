@@ -204,10 +204,10 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         self._log(zip(databases, bare_jobs, replies, strict=True))
         verdict_of: dict[Pair, Verdict] = {}
         for pair, job, reply in zip(unique, jobs, replies, strict=True):
-            verdict = _verdict(reply, equalities)
+            verdict = _verdict_of_reply(reply, equalities)
             if self._is_starved(pair, verdict):  # all others are done: it is asked again alone
                 (second_reply,) = self._run([job])
-                verdict = self._settled(pair, _verdict(second_reply, equalities))
+                verdict = self._settled(pair, _verdict_of_reply(second_reply, equalities))
             verdict_of[pair] = self._proved(pair, verdict)
         return [verdict_of[pair] for pair in pairs]
 
@@ -232,10 +232,10 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         _, pending_reply = self._ask(engine, job)
         reply = await pending_reply
         self._log([(pair.database, job, reply)])
-        verdict = _verdict(reply, equalities)
+        verdict = _verdict_of_reply(reply, equalities)
         if self._is_starved(pair, verdict):
             _, pending_reply = self._ask(engine, job)
-            verdict = self._settled(pair, _verdict(await pending_reply, equalities))
+            verdict = self._settled(pair, _verdict_of_reply(await pending_reply, equalities))
         if any(EQUALITIES[name].proof for name in equalities):
             return await asyncio.to_thread(self._proved, pair, verdict)
         return verdict
@@ -469,7 +469,7 @@ def _statements_of(job: tuple[Any, ...], reply: Any) -> list[tuple[str, str, End
     return [("query", sql, (status, error_class, len(rows), ms))]
 
 
-def _verdict(reply: Any, equalities: Sequence[str]) -> Verdict:
+def _verdict_of_reply(reply: Any, equalities: Sequence[str]) -> Verdict:
     scores, gold, predicted = reply
     gold_status, gold_error, gold_rows, _ = gold
     nothing = dict.fromkeys(equalities, 0.0)

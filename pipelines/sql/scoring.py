@@ -190,14 +190,14 @@ def _line_entries(path: Path, text: str, gold: Sequence[GoldQuery]) -> dict[int,
         lines.pop()
     if len(lines) != len(gold):
         lines = [line for line in lines if line]
-    return _by_number(path, lines, gold)
+    return _number_entries(path, lines, gold)
 
 
 def _json_entries(path: Path, value: Any, gold: Sequence[GoldQuery]) -> dict[int, str]:
     """The texts of BIRD's JSON by the numbers of their gold queries."""
     if not isinstance(value, dict):
         texts = [_bird_sql(path, number, row) for number, row in enumerate(value)]
-        return _by_number(path, texts, gold)
+        return _number_entries(path, texts, gold)
     number_of_id = {question.id: number for number, question in enumerate(gold) if question.id}
     if value and number_of_id.keys() >= value.keys():
         _refuse_repeated_ids(path, gold)
@@ -227,7 +227,7 @@ def _number_of_key(path: Path, key: str, n_golds: int) -> int:
     return int(key)
 
 
-def _by_number(path: Path, entries: Sequence[str], gold: Sequence[GoldQuery]) -> dict[int, str]:
+def _number_entries(path: Path, entries: Sequence[str], gold: Sequence[GoldQuery]) -> dict[int, str]:
     if len(entries) != len(gold):
         raise DataError(f"{path} has {len(entries)} predictions for {len(gold)} gold queries", FORMS)
     return dict(enumerate(entries))
@@ -400,7 +400,7 @@ class ScoreSummary:
         return len(self.unavailable) / total
 
 
-def summarise(items: Sequence[ScoredItem], names: Sequence[str]) -> ScoreSummary:
+def summarise_scores(items: Sequence[ScoredItem], names: Sequence[str]) -> ScoreSummary:
     """The figures by level: BIRD's difficulty if every item has one, else Spider's hardness."""
     scored = [item for item in items if item.counted]
     by_level = _by_level(items, scored)

@@ -43,7 +43,7 @@ def add_benchmark(
     slot = called or name
     if not re.fullmatch(r"[\w-]+", slot):
         raise DataError(f"{slot!r} is no name for it", "A name has letters, digits, '_' and '-'.")
-    _require_writable(local)  # before the questions are checked, which may take long
+    _require_writable_folder(local)  # before the questions are checked, which may take long
     source, tree = downloads.download_source(name, path)
     if called is not None:
         for benchmark in tree["data"].get("test", []):
@@ -68,7 +68,7 @@ def add_benchmark(
     return {"name": name, "include": f"local/{slot}", "licence": published.licence, **dataclasses.asdict(health)}
 
 
-def _require_writable(folder: Path) -> None:
+def _require_writable_folder(folder: Path) -> None:
     nearest = next(path for path in (folder, *folder.resolve().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise DataError(f"{folder} cannot be written", "Run this in a folder of your own.")

@@ -86,7 +86,7 @@ def _candidates(ctx: Context) -> list[pl.DataFrame]:
         pools.insert(0, sft_pool)
     if settings.candidates is None:
         return pools
-    return [_sample(pool, settings.candidates, ctx.recipe.seed) for pool in pools]
+    return [_draw_candidates(pool, settings.candidates, ctx.recipe.seed) for pool in pools]
 
 
 def _trained_questions(ctx: Context) -> pl.DataFrame:
@@ -98,7 +98,7 @@ def _trained_questions(ctx: Context) -> pl.DataFrame:
     return questions.join(trained_ids, left_on="id", right_on="example_id", how="semi", maintain_order="left")
 
 
-def _sample(pool: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
+def _draw_candidates(pool: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
     """At most `count` rows in their order, drawn by the seed."""
     if count >= len(pool):
         return pool

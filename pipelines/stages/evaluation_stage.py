@@ -19,8 +19,7 @@ from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.record_files import RECORDS, SELECTED, SINGLE_TURN, EvaluatedEpisode
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.voting import Rule
-from pipelines.protocols.base import build as build_protocol
-from pipelines.protocols.base import single_turn
+from pipelines.protocols.base import build_protocol, single_turn
 from pipelines.recipe.config import ProtocolSection, Recipe, Sampling
 from pipelines.recipe.recipes import digest
 from pipelines.rollout.engine import episode_seed

@@ -122,8 +122,8 @@ class PredictionScorer:
             progress.advance(len(chunk))
         if self.request.out is not None:
             _write(self.request.out, _json_lines(item.line() for item in scored))
-        summary = scoring.summarise(scored, self.equalities)
-        rewritten = _rewritten(scored, queries)
+        summary = scoring.summarise_scores(scored, self.equalities)
+        rewritten = _rewritten_items(scored, queries)
         return PredictionScore(self.equalities, self.predictions, scored, summary, rewritten)
 
     def write_report(self, score: PredictionScore) -> Path | None:
@@ -173,7 +173,7 @@ def prediction_scorer(request: ScoreRequest) -> Iterator[PredictionScorer]:
     databases = _locate_databases(request, items)
     if request.report is not None and all(EQUALITIES[name].timed for name in equalities):
         raise UserError(f"{request.report}: {NOTHING_TO_REPORT}")
-    _require_writable(request)
+    _require_writable_outputs(request)
     workers = request.workers or len(os.sched_getaffinity(0))
     limits = Limits(request.timeout_s, **RESULT_LIMITS)
     with SqlEngine(limits, workers, request.audit, request.tables, hidden=card.hidden_names()) as sql:
@@ -208,7 +208,7 @@ def _locate_databases(request: ScoreRequest, items: Sequence[GoldQuery]) -> dict
     return {db_id: scoring.locate_database(db_id, request.databases, request.engine) for db_id in ids}
 
 
-def _require_writable(request: ScoreRequest) -> None:
+def _require_writable_outputs(request: ScoreRequest) -> None:
     """Look whether all that will be written can be, before the first query runs."""
     files: list[Path] = []
     folders: list[Path] = []
@@ -229,7 +229,7 @@ def _require_writable(request: ScoreRequest) -> None:
             tempfile.TemporaryFile(dir=folder).close()  # a disk may be full, or read-only for every user
 
 
-def _rewritten(items: Sequence[ScoredItem], queries: Sequence[str]) -> list[int]:
+def _rewritten_items(items: Sequence[ScoredItem], queries: Sequence[str]) -> list[int]:
     """Numbers of items that are right under a test suite here, and that the official script rewrites.
 
     Its `evaluation.py: evaluate` replaces the letters "value" by "1" wherever they stand, also in names.

@@ -6,7 +6,7 @@ from pathlib import Path
 from pipelines.core.errors import RecipeError
 from pipelines.core.registry import POLICIES
 from pipelines.endpoints.client import Connection, endpoint
-from pipelines.protocols.base import build, single_turn
+from pipelines.protocols.base import build_protocol, single_turn
 from pipelines.recipe.config import Recipe, Source
 from pipelines.rewards.panel import Rubric
 from pipelines.rollout.checkpoint_files import require_files
@@ -19,7 +19,7 @@ from pipelines.training import combinations
 from pipelines.training.combinations import IN_PROCESS
 
 
-def check(recipe: Recipe, steps: Sequence[Step]) -> None:
+def check_run(recipe: Recipe, steps: Sequence[Step]) -> None:
     """Check all that the steps still to be made will need; nothing is sent to an endpoint.
 
     Raises:
@@ -31,7 +31,7 @@ def check(recipe: Recipe, steps: Sequence[Step]) -> None:
     check_prompts(recipe, evaluates=any(kind.startswith("evaluate") for kind in kinds))
     if "grpo" in kinds:
         Rubric(recipe.rewards)
-        combinations.check(recipe)
+        combinations.refuse_unsupported(recipe)
     if recipe.protocol.schema_view == "filtered" and kinds & {"data", "test"} and not recipe.data.linker:
         raise RecipeError(
             "protocol.schema_view=filtered needs a linker",
@@ -55,9 +55,9 @@ def check_prompts(recipe: Recipe, evaluates: bool) -> None:
     Args:
         evaluates: check the prompt of the answers at once too, if the recipe asks for them.
     """
-    build(recipe.protocol).read_prompt()
+    build_protocol(recipe.protocol).read_prompt()
     if evaluates and recipe.evaluation.forced_single_turn:
-        build(single_turn(recipe.protocol)[0]).read_prompt()
+        build_protocol(single_turn(recipe.protocol)[0]).read_prompt()
 
 
 def _check_sources(recipe: Recipe, names: Set[str]) -> None:

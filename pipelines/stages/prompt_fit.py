@@ -10,7 +10,7 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
 from pipelines.databases.of_recipe import schemas
 from pipelines.databases.schema_filter import CHARS_PER_TOKEN
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import Recipe
 from pipelines.rollout.gguf_model import is_gguf
 from pipelines.stages.context import each_example
@@ -155,7 +155,7 @@ def count_prompts(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
         return []
     store = Store(next(iter(folders.values())).parent.parent)
     count_tokens, is_exact = token_counter(recipe, store)
-    protocol = build(recipe.protocol)
+    protocol = build_protocol(recipe.protocol)
     schema = schemas(recipe)
     found = []
     for pool in bounded_pools(recipe):

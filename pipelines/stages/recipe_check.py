@@ -12,7 +12,7 @@ from pipelines.core.store import Store
 from pipelines.core.types import Action, ActionKind, Example, Outcome, StopReason, Trajectory, Turn, is_abstention
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.environment.core import Environment
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import read_yaml
@@ -48,13 +48,13 @@ def check_loading(names: Sequence[str], overrides: Sequence[str]) -> LoadCheck:
     problems: list[str] = []
     n_variants = 0
     for name in names:
-        variants = _variants(name)
+        variants = _own_variants(name)
         n_variants += len(variants)
         for words in ([], *([f"variant={variant}"] for variant in variants)):
             all_words = [*words, *overrides]
             try:
                 recipe = recipes.load(name, all_words)
-                build(recipe.protocol)
+                build_protocol(recipe.protocol)
                 if recipe.rewards:
                     Rubric(recipe.rewards)
             except UserError as error:
@@ -62,7 +62,7 @@ def check_loading(names: Sequence[str], overrides: Sequence[str]) -> LoadCheck:
     return LoadCheck(len(names), n_variants, tuple(problems))
 
 
-def _variants(name: str) -> Mapping[str, Any]:
+def _own_variants(name: str) -> Mapping[str, Any]:
     """The variants of a recipe; of a user's file its own, and not those that it includes."""
     variants: Mapping[str, Any] = recipes.variants(name)
     if name not in recipes.recipe_names():
@@ -146,14 +146,14 @@ class GoldCheck:
     problems: tuple[str, ...]
 
 
-def check_gold(recipe: Recipe, pools: Sequence[Sequence[Example]], progress: Progress) -> GoldCheck:
+def check_gold_answers(recipe: Recipe, pools: Sequence[Sequence[Example]], progress: Progress) -> GoldCheck:
     """Answer every question with its own gold SQL in one turn: each must be right, and paid in full."""
     rubric = Rubric(recipe.rewards) if recipe.rewards else None
     problems: list[str] = []
     count = sum(map(len, pools))
     progress.begin("gold SQL", count, "queries")
     with Environment(recipe, workers=None) as environment:
-        for chunk in _chunks(pools):
+        for chunk in _question_chunks(pools):
             by_id = {example.id: example for example in chunk}
             answers = [one_turn(example, example.gold_sql) for example in chunk]
             for outcome in environment.judge(answers, chunk, rubric.reads if rubric else ()):
@@ -165,7 +165,7 @@ def check_gold(recipe: Recipe, pools: Sequence[Sequence[Example]], progress: Pro
     return GoldCheck(count, count - len(problems), tuple(problems))
 
 
-def _chunks(pools: Sequence[Sequence[Example]]) -> Iterator[Sequence[Example]]:
+def _question_chunks(pools: Sequence[Sequence[Example]]) -> Iterator[Sequence[Example]]:
     for pool in pools:
         for start in range(0, len(pool), CHUNK):
             yield pool[start : start + CHUNK]
@@ -234,7 +234,7 @@ def pay_empty_answers(recipe: Recipe, pools: Sequence[Sequence[Example]], progre
     paid_gold = 0.0
     progress.begin("empty answers", sum(map(len, pools)), "queries")
     with Environment(recipe, workers=None) as environment:
-        for chunk in _chunks(pools):
+        for chunk in _question_chunks(pools):
             queries = [(example.database, example.gold_sql) for example in chunk]
             golds = environment.sql.execute_many(queries, max_rows=1)
             empty_answers = [

@@ -80,17 +80,17 @@ def _training_examples(ctx: Context, stage: str) -> int:
     """Examples that the model of a stage was trained on: demonstrations, and after GRPO the questions it drew on."""
     seen = 0.0
     if stage != "model" and "sft" in ctx.inputs:
-        seen += _metrics(ctx, "filter").get("kept", 0)
+        seen += _stage_metrics(ctx, "filter").get("kept", 0)
     if stage == "grpo" and "difficulty" in ctx.inputs:
-        chosen = _metrics(ctx, "difficulty")
+        chosen = _stage_metrics(ctx, "difficulty")
         seen += chosen.get("balanced", 0)
         seen += chosen.get("explore", 0)
     elif stage == "grpo":
-        seen += _metrics(ctx, "data").get("rl_examples", 0)
+        seen += _stage_metrics(ctx, "data").get("rl_examples", 0)
     return int(seen)
 
 
-def _metrics(ctx: Context, stage: str) -> Mapping[str, float]:
+def _stage_metrics(ctx: Context, stage: str) -> Mapping[str, float]:
     metrics: Mapping[str, float] = read_json(ctx.inputs[stage] / "metrics.json")
     return metrics
 

@@ -213,7 +213,7 @@ class Shards(Generic[Item]):
         enough: Callable[[], bool] | None,
     ) -> None:
         context = multiprocessing.get_context("spawn")
-        start = process_state.DiesWithParent(_start)
+        start = process_state.DiesWithParent(_number_process)
         count = min(processes, len(missing))
         with ProcessPoolExecutor(count, context, start, (context.Value("i"),)) as pool:
             sizes: dict[Future[str], int] = {}  # items of the shards under way
@@ -287,7 +287,7 @@ def _end_workers(pool: ProcessPoolExecutor) -> None:
         worker.terminate()
 
 
-def _start(started: Synchronized[int]) -> None:
+def _number_process(started: Synchronized[int]) -> None:
     with started.get_lock():
         process_state.number = started.value
         started.value += 1

@@ -17,14 +17,13 @@ from pipelines.core.types import Example, Trajectory, write_jsonl
 from pipelines.curation.filtering import seeded_rank
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
-from pipelines.protocols.base import Protocol
-from pipelines.protocols.base import build as build_protocol
+from pipelines.protocols.base import Protocol, build_protocol
 from pipelines.recipe.checkpoint import write_card
 from pipelines.rollout.gguf_model import is_gguf
 from pipelines.rollout.policies.factories import serving
 from pipelines.stages.context import REFERENCE, Context, each_example, examples, examples_at, rows_of
 from pipelines.stages.gguf_folders import gguf_folder, link_folder
-from pipelines.training.launch import SILENCE_S, train
+from pipelines.training.launch import SILENCE_S, train_in_child
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan
 from pipelines.training.watch import nothing_learned, values
 
@@ -175,7 +174,7 @@ def _train(ctx: Context, plan: Plan, curves: tuple[str, ...], devices: tuple[str
             ctx.progress.warn(f"{ctx.stage}: {event['text']}")
 
     silence = max(SILENCE_S, plan.recipe.hardware.timeout_s + SPARE_S)
-    train(plan, ctx.folder, on_event, devices, silence)
+    train_in_child(plan, ctx.folder, on_event, devices, silence)
     _write_checkpoint_card(ctx)
     ctx.metrics(summarise_curves(ctx))
     if plan.kind == "grpo":

@@ -113,7 +113,7 @@ def overall_verdict(verdicts: Sequence[Verdict]) -> Verdict:
     return "cannot be told"
 
 
-def detectable(difference: Paired, runs: int = 1) -> float:
+def detectable_difference(difference: Paired, runs: int = 1) -> float:
     """The difference that a comparison with an interval as wide as this one shows with about 80 % power.
 
     The interval's half width is a quantile (97.5 %) times the standard error, of the normal distribution, or of
@@ -162,7 +162,9 @@ def _decide_contrast(contrast: Contrast, runs: Runs, seeds: Sequence[str]) -> Co
     if contrast.margin is not None:
         margin = contrast.margin * contrast.unit
     verdict = decide(low, high, margin, contrast.matters * contrast.unit)
-    return ContrastResult(contrast, difference, tuple(by_seed), pairs, verdict, detectable(difference, len(seeds)))
+    return ContrastResult(
+        contrast, difference, tuple(by_seed), pairs, verdict, detectable_difference(difference, len(seeds))
+    )
 
 
 def _scores_beyond(run: FinishedEvaluation, name: str, beyond: str | None) -> Scores:

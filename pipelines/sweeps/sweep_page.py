@@ -18,7 +18,7 @@ ERROR_CHARS = 60  # longest error in the table; the section "failed" has it in f
 COLOURS = 6  # colours in page.css; a seventh line is the first colour again, with dashes
 
 
-def page(result: Sweep) -> str:
+def render_sweep(result: Sweep) -> str:
     """The sweep as one HTML document that asks nothing of the network."""
     curves = sweep_table.curves(result)
     row_names = [row.name for row in result.rows()]
@@ -41,7 +41,7 @@ def page(result: Sweep) -> str:
         sweep=result,
         names=row_names,
         sections=_section_titles(result, bool(curves)),
-        verdicts=sweep_table.verdicts(result),
+        verdicts=sweep_table.verdict_table(result),
         rows=_with_short_errors(sweep_table.table(result)),
         first=share_title,
         chart_of_rows=chart_of_rows,

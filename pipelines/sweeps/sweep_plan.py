@@ -22,8 +22,8 @@ from pipelines.recipe.config import Recipe
 from pipelines.report import formats
 from pipelines.stages import graph
 from pipelines.sweeps import paper_tables
-from pipelines.sweeps.sweep_page import page
-from pipelines.sweeps.sweep_table import ROW, SEED, FinishedCell, Sweep, cell_title, table, verdicts
+from pipelines.sweeps.sweep_page import render_sweep
+from pipelines.sweeps.sweep_table import ROW, SEED, FinishedCell, Sweep, cell_title, table, verdict_table
 
 INCLUDED = {"model": "models", "benchmark": "data"}  # axis -> the folder of `conf/` whose files are its values
 AS_IT_IS = "none"  # the value of the axis `variant` that stands for the recipe itself
@@ -337,12 +337,12 @@ def write_sweep(sweep: Sweep, folder: Path) -> None:
     source = table(sweep)
     markdown = formats.markdown(source)
     if sweep.claim is not None:
-        markdown += f"\n{formats.markdown(verdicts(sweep))}"
+        markdown += f"\n{formats.markdown(verdict_table(sweep))}"
     texts = {
         "sweep.md": markdown,
         "sweep.tex": formats.latex(source),
         "sweep.csv": formats.to_csv(source),
-        PAGE: page(sweep),
+        PAGE: render_sweep(sweep),
     }
     with writing_to(folder, OUT_HINT):
         folder.mkdir(parents=True, exist_ok=True)

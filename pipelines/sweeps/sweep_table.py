@@ -185,10 +185,10 @@ def _table_columns(sweep: Sweep, rows: Sequence[SweepRow]) -> Iterator[FilledCol
             about = f"sample deviation of the seeds' {heading}"
             if is_share:
                 about += ", in points"
-            yield TableColumn("deviation", measure.kind, about), partial(_deviation, measure=measure)
+            yield TableColumn("deviation", measure.kind, about), partial(_deviation_over_seeds, measure=measure)
     if has_seeds:
         yield TableColumn("seeds", "count", "that were made"), lambda row: float(len(row.runs))
-    yield TableColumn("equality"), _equalities
+    yield TableColumn("equality"), _row_equalities
     yield TableColumn("questions", "count"), _n_questions
     yield TableColumn("condition"), _conditions
     yield TableColumn("error"), _errors
@@ -237,11 +237,11 @@ def _difference(row: SweepRow, sweep: Sweep, rows: Sequence[SweepRow], measure: 
     return stats.difference(before, after, row.bootstrap_seed)
 
 
-def _deviation(row: SweepRow, measure: Measure) -> float | None:
+def _deviation_over_seeds(row: SweepRow, measure: Measure) -> float | None:
     return stats.deviation(_figures_by_run(row, measure))
 
 
-def _equalities(row: SweepRow) -> str | None:
+def _row_equalities(row: SweepRow) -> str | None:
     return ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None
 
 
@@ -305,7 +305,7 @@ def contrast_results(sweep: Sweep) -> list[ContrastResult]:
     return claims.decide_contrasts(sweep.claim, runs, seeds)
 
 
-def verdicts(sweep: Sweep) -> ReportTable:
+def verdict_table(sweep: Sweep) -> ReportTable:
     """The contrasts of the sweep's claim, each with its interval and its verdict."""
     columns = (
         TableColumn("contrast"),

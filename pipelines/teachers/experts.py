@@ -98,7 +98,7 @@ def check_pairs(askers: Sequence[Asker], examples: Sequence[Example], schemas: S
         prompts.append(conversation(CLEAN, schema, question, example.evidence, SQL=example.gold_sql))
     values_by_model = []
     for asker in askers:
-        values = [read_object(text) or {} for text in _texts(asker.ask_all(prompts))]
+        values = [read_object(text) or {} for text in _answer_texts(asker.ask_all(prompts))]
         values_by_model.append(values)
     checked = []
     for example, *values in zip(examples, *values_by_model, strict=True):
@@ -108,7 +108,7 @@ def check_pairs(askers: Sequence[Asker], examples: Sequence[Example], schemas: S
     return checked
 
 
-def _texts(answers: Iterable[Answer | None]) -> list[str | None]:
+def _answer_texts(answers: Iterable[Answer | None]) -> list[str | None]:
     """The texts of an endpoint's answers; None for an answer that it did not give."""
     return [answer.text if answer else None for answer in answers]
 
@@ -179,7 +179,7 @@ class GradeSource:
         def ask(prompts: Sequence[Sequence[Message]]) -> list[str | None]:
             if not prompts:
                 return []
-            return _texts(asker.ask_all(prompts, lenient=True))
+            return _answer_texts(asker.ask_all(prompts, lenient=True))
 
         graded, failed = panel.grade(outcomes, dict(examples), ask, self._scale)
         self._failed += failed
@@ -235,7 +235,7 @@ def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Ex
     prompts = []
     for case in cases.values():
         prompts.append(conversation(EXTRACT, schemas(case.database), "", "", SQL=case.gold_sql))
-    texts = dict(zip(cases, _texts(asker.ask_all(prompts)), strict=True))
+    texts = dict(zip(cases, _answer_texts(asker.ask_all(prompts)), strict=True))
     return lambda example: read_schema_items(texts.get(example.id), schemas(example.database), strict=True)
 
 
@@ -250,7 +250,7 @@ def link_by_endpoint(asker: Asker, examples: Sequence[Example], schemas: Schemas
         prompts.append(conversation(LINK, schema, example.in_context(), example.evidence))
     linked = []
     unread = 0
-    for example, text in zip(examples, _texts(asker.ask_all(prompts)), strict=True):
+    for example, text in zip(examples, _answer_texts(asker.ask_all(prompts)), strict=True):
         schema = schemas(example.database)
         items = read_schema_items(text, schema, strict=False)
         unread += items is None
@@ -351,7 +351,7 @@ def choose_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Sign
             prompts.append(_compare(CHOOSE, example, candidates, index_by_name, schemas))
     ballots: list[list[Ballot]] = [[] for _ in cases]
     unread = 0
-    for pairing, text in zip(pairings, _texts(asker.ask_all(prompts)), strict=True):
+    for pairing, text in zip(pairings, _answer_texts(asker.ask_all(prompts)), strict=True):
         letter = _LETTER.fullmatch(text or "")
         if letter is None:
             unread += 1
@@ -438,7 +438,7 @@ def merge_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Signa
         index_by_name = {"Draft 1": first[0], "Draft 2": second[0]}
         example, candidates = cases[case]
         prompts.append(_compare(MERGE, example, candidates, index_by_name, schemas))
-    texts = iter(_texts(asker.ask_all(prompts, SAMPLING, SAMPLES)))
+    texts = iter(_answer_texts(asker.ask_all(prompts, SAMPLING, SAMPLES)))
     jobs: list[tuple[Database, str]] = []
     revisions: dict[int, list[str]] = {case: [] for case in disputed}
     unread = 0

@@ -156,10 +156,10 @@ def prepare_invention(request: InventionRequest, recipe: Recipe, store: Store, s
     queries: Sequence[LoggedQuery] = ()
     if request.log is not None:
         queries = _read_log(request.log, openable, say)
-    _require_writable(request.out)
+    _require_writable_file(request.out)
     endpoints = dict.fromkeys(name.removeprefix(ENDPOINT) for name in (request.model, request.checker or request.model))
     askers = [Asker.named(name, store.root / RESPONSES) for name in endpoints]
-    asyncio.run(_reach(askers))
+    asyncio.run(_require_reachable(askers))
     count = request.count or len(queries) or DEFAULT_COUNT
     return Invention(request, recipe, openable, queries, count, askers)
 
@@ -168,7 +168,7 @@ def _read_log(log: Path, openable: OpenableDatabase, say: Say) -> Sequence[Logge
     read = invent.read_log(read_text(log, LOG_HINT), openable.database.engine)
     for query in read.unreadable:
         reason = "a quote or a comment is never closed"
-        say(f"{log}, line {query.line} is left out, for {reason}: {_in_one_line(query.sql)}")
+        say(f"{log}, line {query.line} is left out, for {reason}: {_beginning_of_query(query.sql)}")
     if read.repeats:
         say(f"{log} has {read.repeats} statements more than once; each is tried once")
     if not read.queries:
@@ -176,12 +176,12 @@ def _read_log(log: Path, openable: OpenableDatabase, say: Say) -> Sequence[Logge
     return read.queries
 
 
-def _in_one_line(sql: str) -> str:
+def _beginning_of_query(sql: str) -> str:
     """The beginning of a query, in one line."""
     return shortened(plain(" ".join(sql.split())), MAX_QUERY_CHARS)
 
 
-def _require_writable(out: Path) -> None:
+def _require_writable_file(out: Path) -> None:
     with writing_to(out, OUT_HINT):
         out.parent.mkdir(parents=True, exist_ok=True)
     if out.is_dir():
@@ -190,7 +190,7 @@ def _require_writable(out: Path) -> None:
         raise DataError(f"{out} cannot be written: no permission", OUT_HINT)
 
 
-async def _reach(askers: Sequence[Asker]) -> None:
+async def _require_reachable(askers: Sequence[Asker]) -> None:
     """Connect to each endpoint: a server that is down is reported at once, and not after `patience_s`."""
     for asker in askers:
         try:

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         emit({"event": "start"})
         # Records are read first: a missing file should not wait for torch and TRL to be imported.
         kind: type[Any] = Trajectory if plan.kind == "sft" else Example
-        data = samples.read_records(plan.data, kind)
+        data = samples.read_plan_data(plan.data, kind)
         if plan.recipe.model.lora is None or plan.recipe.model.lora.bits is None:
             sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # PEFT would import it for seconds
         _prepare(plan, emit)
@@ -79,7 +79,7 @@ def _prepare(plan: Plan, emit: Any) -> None:
                 "Lower hardware.processes, or --nproc-per-node in hardware.launch.",
             )
         free, total = torch.cuda.mem_get_info(place)  # a vLLM server of this run may have its part already
-        warning = memory.check(plan.recipe, plan.kind, total, trainer.world_size(), free)
+        warning = memory.check_memory(plan.recipe, plan.kind, total, trainer.world_size(), free)
         if warning is not None:
             emit({"event": "note", "text": warning})
     elif plan.recipe.model.compute_dtype == "bfloat16" and not cpu_multiplies_bfloat16():

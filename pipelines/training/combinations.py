@@ -6,7 +6,7 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.registry import LOSSES, POLICIES, RATIO_SETTINGS, REWARDS
 from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Turn
 from pipelines.protocols import knowledge
-from pipelines.protocols.base import Protocol, build
+from pipelines.protocols.base import Protocol, build_protocol
 from pipelines.recipe.config import Recipe
 
 IN_PROCESS = "transformers"  # the policy that is the network under training itself
@@ -15,7 +15,7 @@ ANSWER = "SELECT 1"
 PROPOSAL = knowledge.proposal(["t"], {})
 
 
-def check(recipe: Recipe) -> None:
+def refuse_unsupported(recipe: Recipe) -> None:
     """Refuse the recipe's `grpo` section if its settings do not go together; nothing heavy is imported.
 
     Raises:
@@ -151,7 +151,7 @@ def _refused_losses(recipe: Recipe) -> Refusals:
 def _refused_rewards(recipe: Recipe) -> Refusals:
     """Reward terms that no episode of the protocol can earn: training would go on without them."""
     grpo = recipe.grpo
-    protocol = build(recipe.protocol)
+    protocol = build_protocol(recipe.protocol)
     if grpo.lambda_schema and not _has_schema_track(protocol):
         yield (
             f"grpo.lambda_schema={grpo.lambda_schema} weighs a schema track, and no turn of the protocol "

@@ -54,7 +54,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             plan=plan,
             rollouts=rollouts,
             step_log=step_log,
-            held_out=samples.read_records(plan.held_out, Example) if plan.held_out else (),
+            held_out=samples.read_plan_data(plan.held_out, Example) if plan.held_out else (),
             sync=sync,
             model=network,
             processing_class=tokenizer,
@@ -80,7 +80,7 @@ def _require_trainable(plan: Plan, examples: Sequence[Example]) -> None:
     """Refuse a run without questions, or with settings that do not go together."""
     if not examples:
         raise DataError("there are no questions to train on", "Loosen difficulty.*, or name a pool under data.rl.")
-    combinations.check(plan.recipe)
+    combinations.refuse_unsupported(plan.recipe)
     grpo = plan.recipe.grpo
     rows = grpo.questions_per_step * grpo.group
     if grpo.resample and rows // trainer.world_size() % grpo.group:

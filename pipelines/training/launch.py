@@ -35,7 +35,7 @@ _LAUNCHERS = ("torch.distributed.elastic", "subprocess.CalledProcessError")
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
-def train(
+def train_in_child(
     plan: Plan,
     folder: Path,  # the plan's `out`
     on_metrics: OnMetrics,  # gets every event of the child: `start`, `begin`, `note`, `step` (with its numbers), `done`

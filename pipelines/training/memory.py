@@ -232,7 +232,7 @@ def _way(recipe: Recipe) -> Way:
     return "full"
 
 
-def estimate(shape: Shape, how: Setup) -> Memory:
+def estimate_memory(shape: Shape, how: Setup) -> Memory:
     """The bytes on each GPU."""
     wide = 2 if how.half else 4  # bytes of a product
     weights, copies, gradients, optimizer = _states(shape, how, wide)
@@ -296,7 +296,7 @@ def _layer(shape: Shape, wide: int, residual: int) -> int:
     return 2 * residual * shape.hidden + wide * (4 * shape.hidden + attention + 4 * shape.ffn)
 
 
-def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int, free: int) -> str | None:
+def check_memory(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int, free: int) -> str | None:
     """Whether a run fits its GPUs: None if it does; a warning if only the estimated part may not fit.
 
     Args:
@@ -310,7 +310,7 @@ def check(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int, f
         shape = shape_of(recipe.model)
     except DataError:
         return None  # a hub name that is not known here: the run itself tells
-    memory = estimate(shape, setup(recipe, kind, gpus))
+    memory = estimate_memory(shape, setup(recipe, kind, gpus))
     states = memory.weights + memory.gradients + memory.optimizer
     if states + RESERVE > total:
         raise ResourceError(

@@ -49,7 +49,7 @@ def memory_needs(recipe: Recipe) -> list[MemoryNeed]:
             continue
         for gpus in GPU_COUNTS:
             setup = memory.setup(recipe, stage, gpus)
-            used = memory.estimate(shape, setup)
+            used = memory.estimate_memory(shape, setup)
             gib: dict[str, float] = {}
             for name in USES:
                 n_bytes = getattr(used, name)
@@ -76,18 +76,18 @@ def fitting_lines(recipe: Recipe) -> list[str]:
     rank = DEFAULT_RANK
     if recipe.model.lora is not None:
         rank = recipe.model.lora.rank
-    lines = [_table_row(["model", *heads]), "|---" * (len(heads) + 1) + "|"]
+    lines = [_markdown_row(["model", *heads]), "|---" * (len(heads) + 1) + "|"]
     for name, shape in memory.SHAPES.items():
         bare_name = name.rpartition("/")[2]
         cells = [_fitting_ways(recipe, shape, gpus, size, rank) for gpus, size in machines]
-        lines.append(_table_row([bare_name, *cells]))
+        lines.append(_markdown_row([bare_name, *cells]))
     tokens = recipe.grpo.sampling.episode_tokens
     slots = memory.setup(recipe, "grpo", 1).slots
     about = f"rows of a micro-batch, episodes of {tokens:,} tokens, {slots} decoded together, adapters of rank {rank}"
     return [*lines, "", about]
 
 
-def _table_row(cells: Sequence[str]) -> str:
+def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -107,6 +107,6 @@ def _fitting_ways(recipe: Recipe, shape: Shape, gpus: int, size: int, rank: int)
 def _most_rows(shape: Shape, setup: Setup, n_bytes: float) -> int:
     """The most rows of a micro-batch that fit; 0 if not even one does."""
     for rows in ROWS:
-        if memory.estimate(shape, replace(setup, rows=rows)).peak <= n_bytes:
+        if memory.estimate_memory(shape, replace(setup, rows=rows)).peak <= n_bytes:
             return rows
     return 0

@@ -67,7 +67,7 @@ def track_mask(agent_mask: Sequence[int], turn_ends: Sequence[int], turns: int) 
     return [mask if index < end else 0 for index, mask in enumerate(agent_mask)]
 
 
-def read_records(path: Path, kind: type[Record]) -> list[Record]:
+def read_plan_data(path: Path, kind: type[Record]) -> list[Record]:
     """The trajectories or examples that a plan names, from Parquet or JSONL."""
     if path.suffix == ".parquet":
         return frames.from_frame(frames.read(path), kind)

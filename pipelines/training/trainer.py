@@ -208,7 +208,7 @@ def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
 
 def run(trainer: Any, plan: Plan) -> None:
     """Train, from the last whole checkpoint if there is one, then write the final model."""
-    if _is_quantized(plan):
+    if _has_quantized_base(plan):
         for weight in trainer.model.parameters():  # TRL rounds the adapters of a quantized base to bfloat16
             if weight.requires_grad:
                 weight.data = weight.data.float()
@@ -231,7 +231,7 @@ def run(trainer: Any, plan: Plan) -> None:
     _write_model(trainer, plan)
 
 
-def _is_quantized(plan: Plan) -> bool:
+def _has_quantized_base(plan: Plan) -> bool:
     """Whether adapters are trained on a base of few bits."""
     lora = plan.recipe.model.lora
     return lora is not None and lora.bits is not None
@@ -247,7 +247,7 @@ def _write_model(trainer: Any, plan: Plan) -> None:
     if not is_main():
         return
     (saved / "training_args.bin").unlink(missing_ok=True)  # a pickle of this machine's paths
-    if _is_quantized(plan):  # merged into the base that they were trained on
+    if _has_quantized_base(plan):  # merged into the base that they were trained on
         network, weights = whole_weights(trainer)
         network.save_pretrained(partial, state_dict=weights)
     elif has_adapters:

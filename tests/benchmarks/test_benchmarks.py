@@ -12,7 +12,7 @@ from pipelines.core.store import Store
 from pipelines.core.types import ABSTENTION, Action, ActionKind, ExecutionResult, ExecutionStatus
 from pipelines.evaluation.evaluate import evaluate
 from pipelines.evaluation.summary import summarise
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Sampling, Source
 from pipelines.rewards.outcome import make_outcomes
@@ -341,7 +341,7 @@ def test_an_agent_may_abstain_and_is_right_where_the_database_has_no_answer(reco
     asked = {example.id: example for example in base.resolve_locations(loaded.examples, tmp_path / "stage")}
     assert [id for id, example in asked.items() if example.gold_sql == ABSTENTION] == ["ehrsql_q2", "ehrsql_q5"]
     recipe = recipes.load("sql_trail", ["protocol.abstains=true"])
-    prompts, protocol = [], build(recipe.protocol)
+    prompts, protocol = [], build_protocol(recipe.protocol)
 
     def say(request):
         prompts.append(request.messages[0][1])
@@ -365,7 +365,7 @@ def test_an_agent_may_abstain_and_is_right_where_the_database_has_no_answer(reco
     options = f"kind: ehrsql, path: {tmp_path / 'EHRSQL'}, split: dev, options: {{unanswerable: true}}"
     untold = recipes.load("sql_trail", [f"data.test=[{{{options}}}]"])
     with pytest.raises(RecipeError, match="may abstain"):
-        preflight.check(untold, graph.plan(untold, Store(tmp_path)))
+        preflight.check_run(untold, graph.plan(untold, Store(tmp_path)))
 
 
 def test_the_six_official_figures_by_hand():

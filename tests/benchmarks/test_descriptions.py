@@ -17,7 +17,7 @@ from pipelines.benchmarks.prompt_schema import (
 )
 from pipelines.core.types import Database, Example
 from pipelines.databases.of_recipe import schemas
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.sql.schema import introspect, render
 from tests.fakes import build_database, engine_fixture
@@ -166,5 +166,5 @@ def test_a_prompt_shows_matching_values_first(database, sql):
     assert made.meta["values"] == [["country", "name", "France"], ["city", "country", "France"]]
     assert with_question_values(made, schema).tables[0].columns[1].values == ("France", "French Guiana")
     assert with_question_values(example, schema) == schema
-    text = "\n".join(text for _, text in build(recipes.load("mtir_sql").protocol).prompt(made, schema, 6))
+    text = "\n".join(text for _, text in build_protocol(recipes.load("mtir_sql").protocol).prompt(made, schema, 6))
     assert "name TEXT, -- e.g. 'France', 'French Guiana'" in text

@@ -12,7 +12,7 @@ from pipelines.core.errors import DataError
 from pipelines.environment.core import Environment
 from pipelines.evaluation.evaluate import evaluate
 from pipelines.evaluation.metrics import execution_accuracy, measured, value_of
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import ProtocolSection, Sampling, Source
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
@@ -95,7 +95,9 @@ def play(examples, said, sql, **protocol):
     def say(request):
         return f"<reasoning>r</reasoning>{said[request.example.id][request.turn]}"
 
-    engine = RolloutEngine(ScriptedPolicy(say), build(ProtocolSection(**protocol)), sql, Sampling(), 8, introspect)
+    engine = RolloutEngine(
+        ScriptedPolicy(say), build_protocol(ProtocolSection(**protocol)), sql, Sampling(), 8, introspect
+    )
     return engine.run([EpisodeRequest(example, 0, 0) for example in examples])
 
 

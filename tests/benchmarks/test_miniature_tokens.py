@@ -4,7 +4,7 @@ import pytest
 
 from pipelines.benchmarks import base
 from pipelines.benchmarks.miniature.world import CATEGORIES, FORMS, KINDS, MEASURES, stored
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import Model, ProtocolSection, Sampling
 from pipelines.rollout import model_loading
 from pipelines.rollout.engine import RolloutEngine
@@ -22,7 +22,7 @@ def tokenizer(load, tmp_path_factory):
     """Trained as the model stage does, on the teacher's trajectories over all databases of the recipe's SFT pool."""
     root = tmp_path_factory.mktemp("stage")
     examples = base.resolve_locations(load("train", root, databases=1000, questions=14).examples, root)
-    protocol = build(ProtocolSection(name="react", prompt="brief", observation_rows=8, cell_chars=24))
+    protocol = build_protocol(ProtocolSection(name="react", prompt="brief", observation_rows=8, cell_chars=24))
     with SqlEngine(Limits(timeout_s=5, memory_mb=512)) as sql:
         engine = RolloutEngine(OraclePolicy(protocol), protocol, sql, Sampling(), 6, introspect)
         done = engine.run([EpisodeRequest(example, 0, number) for number, example in enumerate(examples)])

@@ -8,7 +8,7 @@ from test_official_verdicts import SHARED
 
 from pipelines.benchmarks import base
 from pipelines.curation import gold_schema
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import ProtocolSection, Sampling, Source
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
@@ -75,7 +75,7 @@ def test_two_static_extractors_agree_on_97_percent_of_the_gold_queries(loaded, r
 )
 def test_the_oracle_answers_every_dev_question(loaded, root, settings):
     examples = base.resolve_locations(loaded["dev"].examples, root)
-    protocol = build(settings)
+    protocol = build_protocol(settings)
     with SqlEngine(Limits(timeout_s=20)) as sql:
         engine = RolloutEngine(OraclePolicy(protocol), protocol, sql, Sampling(), 10, functools.cache(introspect))
         trajectories = engine.run([EpisodeRequest(example, 0, number) for number, example in enumerate(examples)])

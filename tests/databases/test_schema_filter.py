@@ -8,7 +8,7 @@ import pytest
 from pipelines.core.types import Database, Example, SchemaItems
 from pipelines.databases.of_recipe import schemas, sql_engine, with_prompt_facts
 from pipelines.databases.schema_filter import CHARS_PER_TOKEN, SchemaFilter, link_locally
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.recipes import load
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
 
@@ -85,7 +85,8 @@ def test_a_served_database_that_is_too_large_is_shown_in_part(tmp_path):
         (whole,) = with_prompt_facts([asked], recipe, schema, sql)
         assert [shown.meta] == [each.meta for each in with_prompt_facts([gold], fits, schema, sql)]
     prompts = [
-        "\n".join(text for _, text in build(recipe.protocol).prompt(one, schema(database), 5)) for one in (shown, whole)
+        "\n".join(text for _, text in build_protocol(recipe.protocol).prompt(one, schema(database), 5))
+        for one in (shown, whole)
     ]
     assert "area_217" in prompts[0]
     assert "Only the tables and columns that the question may need are given." in prompts[0]

@@ -17,7 +17,7 @@ from pipelines.databases.of_recipe import with_prompt_facts
 from pipelines.endpoints.answers import Answer
 from pipelines.endpoints.asker import Asker
 from pipelines.environment.core import Environment, asked_question, example_of, row_of
-from pipelines.protocols.base import ABSTAINS, build
+from pipelines.protocols.base import ABSTAINS, build_protocol
 from pipelines.recipe import recipes
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
@@ -38,7 +38,7 @@ RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "
 def played(recipe, questions, error_rate):
     """The scripted oracle's trajectories by our own engine, and what the recipe's panel pays for them."""
     with Environment(recipe) as environment:
-        sql, schema, protocol = environment.sql, environment.schema, build(recipe.protocol)
+        sql, schema, protocol = environment.sql, environment.schema, build_protocol(recipe.protocol)
         questions = with_prompt_facts(questions, recipe, schema, sql)
         turns, oracle = recipe.protocol.max_turns, OraclePolicy(protocol, error_rate)
         engine = RolloutEngine(oracle, protocol, sql, recipe.grpo.sampling, turns, schema)
@@ -168,7 +168,7 @@ def test_the_prompt_shows_the_values_and_the_linked_schema_as_the_recipes_own_do
         given = [environment.reset(example).messages[-1]["content"] for example in environment.questions("dev")]
         data.build_pools(Context("data", recipe, tmp_path, {}, Silent()))
         made = examples(tmp_path, "dev")
-        protocol = build(recipe.protocol)
+        protocol = build_protocol(recipe.protocol)
         ours = [protocol.prompt(each, environment.schema(each.database), recipe.protocol.max_turns) for each in made]
     assert given == [messages[-1][1] for messages in ours]
     assert any("e.g." in text for text in given)
@@ -190,7 +190,7 @@ def test_a_question_has_the_same_prompt_everywhere(tmp_path, monkeypatch):
     data.build_pools(Context("data", recipe, tmp_path, {}, Silent()))
     made = examples(tmp_path, "dev")
     with Environment(recipe) as environment:
-        ours = [build(recipe.protocol).prompt(one, environment.schema(one.database), 5) for one in made]
+        ours = [build_protocol(recipe.protocol).prompt(one, environment.schema(one.database), 5) for one in made]
         alone = [one for one in made if "history" not in one.meta]  # a row or a command has no history
         rows = [{"question": one.question, "sql": one.gold_sql, "database": one.database.location} for one in alone]
         follow_ups = [example_of(row_of(one)) for one in made if "history" in one.meta]

@@ -21,7 +21,7 @@ from pipelines.evaluation.stats import Paired
 from pipelines.stages import graph
 from pipelines.sweeps import claims, paper_tables, sweep_plan
 from pipelines.sweeps.claims import Claim, Contrast
-from pipelines.sweeps.sweep_table import FinishedCell, Sweep, verdicts
+from pipelines.sweeps.sweep_table import FinishedCell, Sweep, verdict_table
 
 TABLES = paper_tables.claim_tables()
 
@@ -63,7 +63,7 @@ def test_the_detectable_difference_follows_from_the_intervals_width():
     """A standard error of 0.01 has an interval of +-0.0196, and shows 0.028 with 80 % power: (1.96 + 0.84) * 0.01."""
     reach = 0.01 * NormalDist().inv_cdf(0.975)
     difference = Paired(0.5, 0.5 - reach, 0.5 + reach, 1.0, 100, 10, "bootstrap by database")
-    assert claims.detectable(difference) == pytest.approx(0.028016, abs=1e-6)
+    assert claims.detectable_difference(difference) == pytest.approx(0.028016, abs=1e-6)
 
 
 def run(right, turns=1, seed=0, curves=()):
@@ -168,7 +168,7 @@ def test_the_verdict_stands_in_a_table_of_its_own():
         for name, right in rows.items()
         for seed in ("1", "2", "3")
     )
-    shown = verdicts(Sweep("t", cells, {"row": "b"}, claim=claim()))
+    shown = verdict_table(Sweep("t", cells, {"row": "b"}, claim=claim()))
     (row,) = shown.rows
     assert row[:2] == ("a over b", "EX")
     assert str(row[2]).startswith("+50.0 [+")

@@ -19,7 +19,7 @@ from pipelines.recipe import recipes
 from pipelines.sql.diagnoses import Diagnosis
 from pipelines.stages import graph
 from pipelines.sweeps import sweep_plan, sweep_table
-from pipelines.sweeps.sweep_page import page
+from pipelines.sweeps.sweep_page import render_sweep
 from pipelines.sweeps.sweep_table import FinishedCell, Sweep, curves, table
 
 QUESTIONS = 36
@@ -412,8 +412,8 @@ def test_the_page_stands_alone_and_nothing_from_outside_gets_out_of_its_place():
     cells = (*cells, FinishedCell({"variant": "bad", "seed": "0"}, error=EVIL))
     untrained = FinishedCell({"variant": "untrained", "seed": "0"}, FinishedEvaluation(answers("10")))
     # In table, chart and its tip: it has no line and no legend.
-    assert page(Sweep("one", (*cells, untrained))).count("untrained") == 3
-    text = page(Sweep(EVIL, cells, {"variant": "v0"}, absent={EVIL: EVIL}, facts={"note": EVIL}))
+    assert render_sweep(Sweep("one", (*cells, untrained))).count("untrained") == 3
+    text = render_sweep(Sweep(EVIL, cells, {"variant": "v0"}, absent={EVIL: EVIL}, facts={"note": EVIL}))
     tags = Outline()
     tags.feed(text)
     assert tags.open == []

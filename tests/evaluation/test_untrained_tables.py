@@ -62,7 +62,7 @@ def test_a_table_without_training_asks_for_no_training_pool(name, bird, tmp_path
     cells, _ = sweep_plan.cells_of_paper_table(name, words_of_the_head(name), None, False)
     for cell in cells:
         steps = graph.plan(cell.recipe, store)
-        preflight.check(cell.recipe, steps)
+        preflight.check_run(cell.recipe, steps)
         assert {step.name for step in steps} <= {"test", "test_schema", "model", "evaluate_model", "report"}
 
 
@@ -87,7 +87,7 @@ PAPERS = ("sql_trail", "trust_sql", "reasoning_sql", "skyrl_sql", "mtir_sql")
 def test_a_run_that_only_evaluates_needs_the_benchmark_alone(name, bird, tmp_path):
     recipe = recipes.load(name, ["stages=[data, evaluate, report]", "include=local/bird_dev"])
     steps = graph.plan(recipe, Store(tmp_path / "store"))
-    preflight.check(recipe, [step for step in steps if step.name != "evaluate_model"])  # no vLLM is looked for
+    preflight.check_run(recipe, [step for step in steps if step.name != "evaluate_model"])  # no vLLM is looked for
     assert [step.name for step in steps] == ["test", "model", "evaluate_model", "report"]
     with pytest.raises(RecipeError, match="trains nothing here and has no path to its pools") as refused:
         graph.plan(recipe, Store(tmp_path / "store"), "data")
@@ -102,6 +102,6 @@ def test_pools_that_are_named_are_read_and_training_asks_for_them(bird, tmp_path
     assert [step.name for step in steps[:2]] == ["data", "test"]
     trains = recipes.load("reasoning_sql", ["stages=[data, gold_schema, grpo, evaluate]", "include=local/bird_dev"])
     with pytest.raises(RecipeError, match=r"data\.sft, data\.rl\.0, data\.dev of reasoning_sql: no path"):
-        preflight.check(trains, graph.plan(trains, store))
+        preflight.check_run(trains, graph.plan(trains, store))
     learns_tokens = recipes.load("reasoning_sql", [*evaluates, "model.source=tiny"])
     assert "data" in {step.name for step in graph.plan(learns_tokens, store)}

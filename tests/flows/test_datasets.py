@@ -14,7 +14,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.yaml_files import read_yaml
 from pipelines.stages import added_benchmarks
 from pipelines.stages.context import Silent
-from pipelines.stages.recipe_check import check_gold
+from pipelines.stages.recipe_check import check_gold_answers
 from tests.fakes import build_database
 
 
@@ -180,12 +180,12 @@ THREE = "CREATE TABLE ship (name TEXT); INSERT INTO ship VALUES ('a'), ('b'), ('
 def test_a_gold_sql_that_is_too_large_is_told_from_one_that_fails(sql, said, tmp_path):
     example = Example("q", "?", build_database(tmp_path / "harbour.sqlite", THREE), sql)
     recipe = recipes.load("miniature", ["execution.max_rows=2"])
-    checked = check_gold(recipe, [[example]], Silent())
+    checked = check_gold_answers(recipe, [[example]], Silent())
     (problem,) = checked.problems
     assert said in problem
     assert (checked.checked, checked.full) == (1, 0)
     in_vain = dataclasses.replace(example, gold_sql=ABSTENTION)  # there is no schema to be paid for
-    assert check_gold(recipes.load("sql_trail"), [[in_vain]], Silent()).problems == ()
+    assert check_gold_answers(recipes.load("sql_trail"), [[in_vain]], Silent()).problems == ()
 
 
 def test_the_gold_sql_of_all_pools_is_checked_whatever_their_ids(tmp_path, sqltrain):

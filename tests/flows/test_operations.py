@@ -22,7 +22,7 @@ from pipelines.core.types import Action, ActionKind
 from pipelines.evaluation.stats import Estimate
 from pipelines.nightly import store_status
 from pipelines.nightly.ledger import Ledger
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.report import console_text
 from pipelines.report.console_text import stage_figures
@@ -330,7 +330,9 @@ def test_an_answer_is_shown_and_not_obeyed(tmp_path, monkeypatch):
     connection.close()
     (tmp_path / "config.json").write_text(json.dumps({}))
     recipe = recipes.load("miniature")
-    said = build(recipe.protocol).write(Action(ActionKind.SOLUTION, 'SELECT a AS "\x1b[31mcol"\nFROM t', "why"))
+    said = build_protocol(recipe.protocol).write(
+        Action(ActionKind.SOLUTION, 'SELECT a AS "\x1b[31mcol"\nFROM t', "why")
+    )
     monkeypatch.setattr(factories, "local_policy", lambda *_, **__: ScriptedPolicy(lambda _: said))
     shown = []
     use.ask_model(recipe, Store(tmp_path / "store"), "q", str(path), tmp_path, shown.append)

@@ -168,9 +168,9 @@ def remote(tmp_path):
 
 def test_after_a_pull_there_is_the_champion_and_nothing_is_new(tmp_path, here, remote):
     said = []
-    ledger_remote.push(remote, here, said.append)
+    ledger_remote.push_nights(remote, here, said.append)
     there = Store(tmp_path / "there")
-    ledger_remote.pull(remote, there, said.append)
+    ledger_remote.pull_nights(remote, there, said.append)
     assert said == ["nights of farms: 2 pushed", "nights of farms: 2 pulled"]
     champion = Ledger(there, "farms").champion()
     assert (champion.stage, champion.key) == ("sft", "k1")
@@ -178,14 +178,14 @@ def test_after_a_pull_there_is_the_champion_and_nothing_is_new(tmp_path, here, r
     assert inbox.freeze_batch(Nightly(inbox=str(tmp_path / "inbox")), batches) is None
     (batch,) = batches.glob("[0-9]*")
     assert (batch / "n00.sqlite").is_file()
-    ledger_remote.pull(remote, there, said.append)
-    ledger_remote.push(remote, there, said.append)
+    ledger_remote.pull_nights(remote, there, said.append)
+    ledger_remote.push_nights(remote, there, said.append)
     assert len(said) == 2  # nothing is new on either side
 
 
 def test_a_pull_that_was_cut_short_is_gone_on_with(tmp_path, here, remote, monkeypatch):
     """Half a file is none; links that a list of links names are made, however early the pull before it ended."""
-    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.push_nights(remote, here, lambda line: None)
     there, get = Store(tmp_path / "there"), Remote.get
 
     def cut(remote, name, path):
@@ -196,46 +196,46 @@ def test_a_pull_that_was_cut_short_is_gone_on_with(tmp_path, here, remote, monke
 
     monkeypatch.setattr(Remote, "get", cut)
     with pytest.raises(KeyboardInterrupt):
-        ledger_remote.pull(remote, there, lambda line: None)
+        ledger_remote.pull_nights(remote, there, lambda line: None)
     monkeypatch.setattr(Remote, "get", get)
     for link in Ledger(there, "farms").batches.rglob("*.sqlite"):
         link.unlink()
-    ledger_remote.pull(remote, there, lambda line: None)
+    ledger_remote.pull_nights(remote, there, lambda line: None)
     (batch,), (whole,) = (Ledger(store, "farms").batches.glob("[0-9]*") for store in (there, here))
     assert (batch / "questions.jsonl").read_bytes() == (whole / "questions.jsonl").read_bytes()
     assert (batch / "n00.sqlite").is_symlink()
 
 
 def test_ledgers_that_have_parted_are_not_mixed(tmp_path, here, remote):
-    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.push_nights(remote, here, lambda line: None)
     there = Store(tmp_path / "there")
-    ledger_remote.pull(remote, there, lambda line: None)
+    ledger_remote.pull_nights(remote, there, lambda line: None)
     Ledger(here, "farms").add("night", decision="kept", reason="", new=[])
-    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.push_nights(remote, here, lambda line: None)
     Ledger(there, "farms").add("night", decision="worse", reason="", new=[])
-    for move in (ledger_remote.push, ledger_remote.pull):
+    for move in (ledger_remote.push_nights, ledger_remote.pull_nights):
         with pytest.raises(DataError, match="have parted"):
             move(remote, there, lambda line: None)
 
 
 def test_a_push_behind_the_ledger_there_says_so_and_changes_nothing(tmp_path, here, remote):
     said = []
-    ledger_remote.push(remote, here, said.append)
+    ledger_remote.push_nights(remote, here, said.append)
     there = Store(tmp_path / "there")
-    ledger_remote.pull(remote, there, said.append)
+    ledger_remote.pull_nights(remote, there, said.append)
     Ledger(here, "farms").add("night", decision="kept", reason="", new=[])
-    ledger_remote.push(remote, here, said.append)
+    ledger_remote.push_nights(remote, here, said.append)
     before = remote.read("nightly/farms/ledger.jsonl")
-    ledger_remote.push(remote, there, said.append)
+    ledger_remote.push_nights(remote, there, said.append)
     assert said[-1] == "not pushed: the nights of farms, which have gone on further there; pull them"
     assert remote.read("nightly/farms/ledger.jsonl") == before
 
 
 def test_nights_of_a_name_that_no_store_takes_are_not_pulled_without_a_word(tmp_path, here, remote):
-    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.push_nights(remote, here, lambda line: None)
     remote.put(remote.read("nightly/farms/ledger.jsonl"), "nightly/two words/ledger.jsonl")
     said = []
-    ledger_remote.pull(remote, Store(tmp_path / "there"), said.append)
+    ledger_remote.pull_nights(remote, Store(tmp_path / "there"), said.append)
     assert said[0] == "nights of farms: 2 pulled"
     assert said[1].startswith("not pulled: the nights of 'two words', whose name ")
     assert list(ledgers(Store(tmp_path / "there"))) == ["farms"]
@@ -248,8 +248,8 @@ def test_nights_travel_again_and_a_line_that_a_kill_cut_short_does_not(tmp_path,
             Ledger(side, "farms").folder.mkdir(parents=True, exist_ok=True)
             with (Ledger(side, "farms").folder / "ledger.jsonl").open("ab") as file:
                 file.write(half)
-        ledger_remote.push(remote, here, lambda line: None)
-        ledger_remote.pull(remote, there, lambda line: None)
+        ledger_remote.push_nights(remote, here, lambda line: None)
+        ledger_remote.pull_nights(remote, there, lambda line: None)
         assert Ledger(there, "farms").lines() == Ledger(here, "farms").lines()
         Ledger(here, "farms").add("night", decision="kept", reason="", new=[])
 
@@ -257,15 +257,15 @@ def test_nights_travel_again_and_a_line_that_a_kill_cut_short_does_not(tmp_path,
 def test_a_batch_is_pushed_only_when_a_night_has_decided_on_it(tmp_path, here, remote):
     said = []
     with Ledger(here, "farms").locked():
-        ledger_remote.push(remote, here, said.append)
+        ledger_remote.push_nights(remote, here, said.append)
     assert said == ["not pushed: the nights of farms, of which one is at work; push again when it is over"]
     assert remote.files_below("nightly") == {}
     batch = collected(tmp_path, here, "m")
-    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.push_nights(remote, here, lambda line: None)
     pushed = {name.split("/")[1] for name in remote.files_below("nightly/farms") if name.startswith("batches/")}
     assert pushed == {path.name for path in Ledger(here, "farms").batches.glob("0001-*")}
     Ledger(here, "farms").add("night", decision="kept", reason="", new=[batch.name])
-    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.push_nights(remote, here, lambda line: None)
     assert remote.read(f"nightly/farms/batches/{batch.name}/rows.json") == (batch / "rows.json").read_bytes()
 
 
@@ -278,18 +278,18 @@ def test_rows_that_a_night_left_out_replace_those_that_travelled_before_it(tmp_p
     copy.write_bytes(content)
     assert inbox.set_held_out_aside(batch, {json.loads(content.splitlines()[0])["id"]: "held out"})
     Ledger(here, "farms").add("night", decision="kept", reason="", new=[batch.name])
-    ledger_remote.push(remote, here, lambda line: None)
-    ledger_remote.pull(remote, there, lambda line: None)
+    ledger_remote.push_nights(remote, here, lambda line: None)
+    ledger_remote.pull_nights(remote, there, lambda line: None)
     assert len(copy.read_bytes().splitlines()) == 3
     assert len(inbox.held_out_rows(copy.parent)) == 1
 
 
 def test_a_batch_that_the_ledger_there_does_not_name_is_not_pulled(tmp_path, here, remote):
     refused, there = collected(tmp_path, here, "m"), Store(tmp_path / "there")
-    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.push_nights(remote, here, lambda line: None)
     for name in ("questions.jsonl", "rows.json"):
         remote.put(refused / name, f"nightly/farms/batches/{refused.name}/{name}")
-    ledger_remote.pull(remote, there, lambda line: None)
+    ledger_remote.pull_nights(remote, there, lambda line: None)
     assert [path.name[:4] for path in Ledger(there, "farms").batches.iterdir()] == ["0001"]
 
 
@@ -300,24 +300,24 @@ def test_the_links_of_a_batch_lead_no_file_out_of_it(tmp_path, here, remote, lin
     """Whoever can write to the remote must not be able to write a file of the user's."""
     own, there = tmp_path / "own.txt", Store(tmp_path / "there")
     own.write_text("mine")
-    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.push_nights(remote, here, lambda line: None)
     (batch,) = Ledger(here, "farms").batches.glob("0001-*")
     (tmp_path / "links.json").write_text(links.replace("%s", str(own)))
     remote.put(tmp_path / "links.json", f"nightly/farms/batches/{batch.name}/links.json")
     for _ in range(2):
         with pytest.raises(DataError, match="is refused"):
-            ledger_remote.pull(remote, there, lambda line: None)
+            ledger_remote.pull_nights(remote, there, lambda line: None)
     assert own.read_text() == "mine"
     assert Ledger(there, "farms").lines() == []
 
 
 def test_a_database_in_a_hidden_folder_of_the_inbox_comes_along(tmp_path, here, remote):
     there = Store(tmp_path / "there")
-    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.push_nights(remote, here, lambda line: None)
     (batch,) = Ledger(here, "farms").batches.glob("0001-*")
     (tmp_path / "links.json").write_text(json.dumps({".databases/shop.sqlite": "/data/shop.sqlite"}))
     remote.put(tmp_path / "links.json", f"nightly/farms/batches/{batch.name}/links.json")
-    ledger_remote.pull(remote, there, lambda line: None)
+    ledger_remote.pull_nights(remote, there, lambda line: None)
     link = Ledger(there, "farms").batches / batch.name / ".databases" / "shop.sqlite"
     assert str(link.readlink()) == "/data/shop.sqlite"
 
@@ -325,12 +325,12 @@ def test_a_database_in_a_hidden_folder_of_the_inbox_comes_along(tmp_path, here, 
 def test_a_pull_does_not_write_through_a_link_in_the_place_of_its_own_file(tmp_path, here, remote):
     own, there = tmp_path / "own.txt", Store(tmp_path / "there")
     own.write_text("mine")
-    ledger_remote.push(remote, here, lambda line: None)
+    ledger_remote.push_nights(remote, here, lambda line: None)
     (batch,) = Ledger(here, "farms").batches.glob("0001-*")
     left = Ledger(there, "farms").batches / batch.name / ".questions.jsonl.partial"
     left.parent.mkdir(parents=True)
     left.symlink_to(own)
-    ledger_remote.pull(remote, there, lambda line: None)
+    ledger_remote.pull_nights(remote, there, lambda line: None)
     assert own.read_text() == "mine"
     assert (left.parent / "questions.jsonl").read_bytes() == (batch / "questions.jsonl").read_bytes()
 
@@ -350,7 +350,7 @@ def test_what_is_no_ledger_is_refused(tmp_path, remote, line):
     (tmp_path / "ledger.jsonl").write_text(f"{line}\n")
     remote.put(tmp_path / "ledger.jsonl", "nightly/farms/ledger.jsonl")
     with pytest.raises(DataError, match="it is not a ledger"):
-        ledger_remote.pull(remote, Store(tmp_path / "there"), lambda line: None)
+        ledger_remote.pull_nights(remote, Store(tmp_path / "there"), lambda line: None)
 
 
 def test_a_reference_to_a_checkpoint_of_the_store_survives_its_move(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 
 from pipelines.core.types import Database, Example
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import config
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table
 
@@ -27,4 +27,6 @@ def example():
 
 @pytest.fixture
 def protocol():
-    return lambda name="react", **settings: build(config.ProtocolSection(name=name, **{"prompt": "full", **settings}))
+    return lambda name="react", **settings: build_protocol(
+        config.ProtocolSection(name=name, **{"prompt": "full", **settings})
+    )

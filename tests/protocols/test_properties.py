@@ -7,13 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionResult, ExecutionStatus
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.protocols.knowledge import proposal
 from pipelines.recipe import config
 from pipelines.sql.schema import Schema
 
 PROTOCOLS = [
-    build(config.ProtocolSection(name=name, prompt=prompt))
+    build_protocol(config.ProtocolSection(name=name, prompt=prompt))
     for name in ("react", "phases", "tool_call", "single_turn")
     for prompt in ("full", "brief")
 ]

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.core.types import Database, Example
 from pipelines.databases.of_recipe import schemas
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.protocols.wrapping import read_plain, wrapping
 from pipelines.recipe import recipes
 from pipelines.recipe.config import ProtocolSection, Sampling
@@ -66,7 +66,7 @@ def episodes(tmp_path, sql, caplog):
         table.execute("CREATE TABLE t (a INTEGER)")
 
     def run(answer, count, protocol=None, policy=None):
-        spoken = build(protocol or ProtocolSection(name="react", reasoning=False))
+        spoken = build_protocol(protocol or ProtocolSection(name="react", reasoning=False))
         tag = "solution" if spoken.name == "react" else "answer"
         policy = policy or ScriptedPolicy(lambda request: f"<{tag}>{answer(int(request.example.id))}</{tag}>", "script")
         schema = schemas(recipes.load("miniature"))

@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.protocols import knowledge
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric
@@ -94,7 +94,7 @@ def episode(sql):
 
 
 def said(text, protocol):
-    action = build(loaded(protocol).protocol).parse(text.format(gold=HONEST))
+    action = build_protocol(loaded(protocol).protocol).parse(text.format(gold=HONEST))
     final = action.content if action.kind is ActionKind.SOLUTION else None
     stop = StopReason.TURN_LIMIT if final is None else StopReason.SOLUTION
     return Trajectory("e1", 0, "policy", "react", (), (*looks(), Turn(text, action)), final, stop)

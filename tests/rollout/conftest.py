@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from pipelines.core.types import Action, ActionKind, Database, Example
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.protocols.one_action import React
 from pipelines.recipe import config
 from pipelines.recipe.config import Model, Sampling, TinyModel
@@ -82,7 +82,7 @@ def examples(database):
 @pytest.fixture
 def protocol():
     def make(**settings):
-        return build(config.ProtocolSection(name="react", prompt="brief", **settings))
+        return build_protocol(config.ProtocolSection(name="react", prompt="brief", **settings))
 
     return make
 

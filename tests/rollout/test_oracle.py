@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.benchmarks import base
 from pipelines.core.types import ActionKind, Example, ExecutionStatus
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.protocols.knowledge import is_probe, lists_everything, unverified
 from pipelines.recipe.config import ProtocolSection, Sampling, Source
 from pipelines.rollout.engine import RolloutEngine
@@ -42,7 +42,7 @@ def examples(tmp_path_factory):
 
 
 def play(examples, settings, sql, error_rate=0.0, max_turns=None):
-    protocol = build(settings)
+    protocol = build_protocol(settings)
     turns = settings.max_turns if max_turns is None else max_turns
     engine = RolloutEngine(OraclePolicy(protocol, error_rate), protocol, sql, Sampling(), turns, schemas)
     return engine.run([EpisodeRequest(example, 0, number) for number, example in enumerate(examples)])
@@ -91,15 +91,15 @@ def test_a_mistake_is_seen_and_mended(examples, sql):
 
 
 def test_the_share_of_mistakes_is_the_error_rate(examples):
-    oracle = OraclePolicy(build(PROTOCOLS["react"]), error_rate=0.25)
-    plain = OraclePolicy(build(PROTOCOLS["react"]), error_rate=0.0)
+    oracle = OraclePolicy(build_protocol(PROTOCOLS["react"]), error_rate=0.25)
+    plain = OraclePolicy(build_protocol(PROTOCOLS["react"]), error_rate=0.0)
     scripts = [(oracle.script(e, seed), plain.script(e, seed)) for e in examples for seed in range(12)]
     assert sum(len(ours) > len(bare) for ours, bare in scripts) / len(scripts) == pytest.approx(0.25, abs=0.03)
 
 
 def test_a_column_that_it_guesses_is_never_looked_up_and_its_value_is_spelled_in_one_of_three_ways(examples):
     columns = {"country", "type", "status"}
-    oracle = OraclePolicy(build(PROTOCOLS["react"]), 0.0, guesses=dict.fromkeys(columns, 1.0))
+    oracle = OraclePolicy(build_protocol(PROTOCOLS["react"]), 0.0, guesses=dict.fromkeys(columns, 1.0))
     spellings, needed = set(), [e for e in examples if any(f["column"] in columns for f in e.meta["filters"])]
     for example in needed:
         *looks, answer = oracle.script(example, seed=0)
@@ -120,7 +120,7 @@ def test_a_column_that_it_guesses_is_never_looked_up_and_its_value_is_spelled_in
 def test_a_guess_is_right_as_often_as_chance_says(examples, sql):
     """A value stored as a word, in capitals or as a title is guessed with a chance of 1 in 3; a code never is."""
     columns = {f["column"] for e in examples for f in e.meta["filters"]}
-    protocol = build(PROTOCOLS["react"])
+    protocol = build_protocol(PROTOCOLS["react"])
     engine = RolloutEngine(
         OraclePolicy(protocol, 0.0, guesses=dict.fromkeys(columns, 1.0)), protocol, sql, Sampling(), 6, schemas
     )
@@ -132,19 +132,19 @@ def test_a_guess_is_right_as_often_as_chance_says(examples, sql):
 
 
 def test_it_guesses_as_often_as_the_share_says_and_never_what_no_word_of_the_question_names(examples):
-    often = OraclePolicy(build(PROTOCOLS["react"]), 0.0, guesses={"country": 0.75})
-    plain = OraclePolicy(build(PROTOCOLS["react"]), 0.0)
+    often = OraclePolicy(build_protocol(PROTOCOLS["react"]), 0.0, guesses={"country": 0.75})
+    plain = OraclePolicy(build_protocol(PROTOCOLS["react"]), 0.0)
     asked = [e for e in examples if [f["column"] for f in e.meta["filters"]] == ["country"]]
     looks = [len(often.script(e, seed)) == len(plain.script(e, seed)) for e in asked for seed in range(60)]
     assert sum(looks) / len(looks) == pytest.approx(0.25, abs=0.05)
     unnamed = [dataclasses.replace(e, meta={k: v for k, v in e.meta.items() if k != "filters"}) for e in asked]
-    always = OraclePolicy(build(PROTOCOLS["react"]), 0.0, guesses={"country": 1.0})
+    always = OraclePolicy(build_protocol(PROTOCOLS["react"]), 0.0, guesses={"country": 1.0})
     assert all(any("DISTINCT" in step.content for step in always.script(e, 0)) for e in unnamed)
 
 
 def test_the_same_seed_gives_the_same_episode_and_seeds_vary_the_wording(examples):
     def thoughts(seed):
-        oracle = OraclePolicy(build(PROTOCOLS["react"]), error_rate=0.1)
+        oracle = OraclePolicy(build_protocol(PROTOCOLS["react"]), error_rate=0.1)
         return [[action.reasoning for action in oracle.script(example, seed)] for example in examples]
 
     assert thoughts(1) == thoughts(1)
@@ -230,7 +230,7 @@ def test_the_answers_reasoning_links_the_question_to_what_the_sql_reads(music):
         "SELECT T1.name FROM singer AS T1 JOIN concert AS T2 ON T1.singer_id = T2.singer_id "
         "WHERE T2.venue = 'Old Hall' ORDER BY T1.country"
     )
-    (*_, answer) = OraclePolicy(build(PROTOCOLS["react"]), 0.0).script(Example("1", "q", music, join), seed=0)
+    (*_, answer) = OraclePolicy(build_protocol(PROTOCOLS["react"]), 0.0).script(Example("1", "q", music, join), seed=0)
     assert re.fullmatch(
         "venue has Old Hall , (use|take|read) singer name singer_id country , concert singer_id venue", answer.reasoning
     )
@@ -238,14 +238,14 @@ def test_the_answers_reasoning_links_the_question_to_what_the_sql_reads(music):
 
 def test_what_it_will_read_is_said_with_the_first_look_and_the_answer(examples):
     for example in examples:
-        *looks, answer = OraclePolicy(build(PROTOCOLS["react"]), 0.0).script(example, 0)
+        *looks, answer = OraclePolicy(build_protocol(PROTOCOLS["react"]), 0.0).script(example, 0)
         plan = re.search(r"(use|take|read) [a-z ,]*$", answer.reasoning)[0]
         assert [action.reasoning.startswith(f"{plan} , ") for action in looks] == [True, False][: len(looks)]
     # Where the prompt hides the columns, the first look is into the catalogue
     for example in examples:
-        first = OraclePolicy(build(PROTOCOLS["react_names"]), 0.0).script(example, 0)[0]
+        first = OraclePolicy(build_protocol(PROTOCOLS["react_names"]), 0.0).script(example, 0)[0]
         assert re.fullmatch(r"(columns of|look into) \w+", first.reasoning)
-    oracle = OraclePolicy(build(PROTOCOLS["react"]), 0.0)
+    oracle = OraclePolicy(build_protocol(PROTOCOLS["react"]), 0.0)
     for example in examples:
         said = oracle.script(example, 0)[-1].reasoning.rpartition(" , ")[2].split()
         table = list(example.meta["reads"])[-1]
@@ -260,7 +260,7 @@ def test_a_scout_proposes_before_it_looks(music, sql, prompt):
     (trajectory,) = play([example], settings, sql)
     assert [turn.action.kind for turn in trajectory.turns] == [ActionKind.PROPOSE, ActionKind.SQL, ActionKind.SOLUTION]
     assert trajectory.well_formed
-    assert build(settings).track_turns(trajectory) == {"full": 3, "schema": 1}
+    assert build_protocol(settings).track_turns(trajectory) == {"full": 3, "schema": 1}
 
 
 @pytest.mark.parametrize(("name", "prompt"), [("react", "bare"), ("single_turn", "direct")])

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.core.errors import BoundaryError, EndpointError, ResourceError
 from pipelines.core.types import Database, Example, ExecutionStatus, StopReason
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import config
 from pipelines.rollout.engine import EpisodeQueue
 from pipelines.rollout.episode import EndEvent, EpisodeEvent, EpisodeRequest, ResultEvent, TurnEvent
@@ -187,7 +187,7 @@ SPOKEN = {
 @pytest.mark.parametrize("name", SPOKEN)
 def test_masks_token_by_token_in_every_protocol(engine, database, codec, name):
     """The oracle speaks tokens: 1 stands on exactly what it said, 0 on prompts and observations."""
-    protocol = build(SPOKEN[name])
+    protocol = build_protocol(SPOKEN[name])
     policy = OraclePolicy(protocol, error_rate=0.0)
     policy.codec = codec
     asked = Example("q", "how many in paris ?", database, "SELECT count(*) FROM singer WHERE city = 'paris'")

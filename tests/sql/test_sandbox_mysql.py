@@ -14,7 +14,7 @@ from pipelines.core.types import Database
 from pipelines.environment.core import Environment
 from pipelines.sql import schema
 from pipelines.sql.dialects.base import Bounds
-from pipelines.sql.dialects.mysql import MysqlSession, open_connection
+from pipelines.sql.dialects.mysql import MysqlSession, open_readonly_connection
 from pipelines.sql.engine import Limits
 from pipelines.sql.schema import introspect, render
 from tests.sql.test_sandbox_state import NoClock
@@ -70,9 +70,9 @@ def test_what_the_database_says_of_its_tables_and_columns_is_in_the_prompt(mysql
 
 def test_a_mysql_server_that_cannot_encrypt_is_refused_where_the_address_wants_it(mysql_port):
     address = f"mysql://owner@127.0.0.1:{mysql_port}/mysql"
-    open_connection(address, 5.0).close()
+    open_readonly_connection(address, 5.0).close()
     with pytest.raises(pymysql.Error):
-        open_connection(f"{address}?ssl-mode=REQUIRED", 5.0)
+        open_readonly_connection(f"{address}?ssl-mode=REQUIRED", 5.0)
 
 
 def test_mini_dev_in_mysql_to_the_end(mysql_port, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from shops import build_shop
 
 from pipelines.core.errors import DataError
 from pipelines.core.types import Database, Example, ExecutionStatus
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import ProtocolSection, Sampling
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import EpisodeRequest
@@ -143,7 +143,7 @@ def test_an_episode_meets_what_it_wrote_and_no_other_does(engine, shop):
         tag, sql = ("sql", turns[request.turn]) if request.turn < len(turns) else ("solution", turns[0])
         return f"<reasoning>r</reasoning><{tag}>{sql if request.sample == 0 else COUNT}</{tag}>"
 
-    protocol = build(ProtocolSection(name="react", prompt="stateful"))
+    protocol = build_protocol(ProtocolSection(name="react", prompt="stateful"))
     rollouts = RolloutEngine(ScriptedPolicy(say), protocol, engine, Sampling(), 10, introspect)
     question = Example("q", "add Zoe and Yan", shop, turns[0])
     wrote, looked = rollouts.run([EpisodeRequest(question, sample, 0) for sample in (0, 1)])

@@ -5,7 +5,7 @@ from teacher_server import TeacherServer, scripted_replies
 from teacher_world import KEY, make, recipe_of  # noqa: F401
 
 from pipelines.databases.of_recipe import schemas
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.stages.context import examples
 from tests.fakes import build_database
 
@@ -39,7 +39,7 @@ def replies():
 
     def of(recipe, store):
         folder = make(recipe, store, "data")
-        protocol, schema = build(recipe.protocol), schemas(recipe)
+        protocol, schema = build_protocol(recipe.protocol), schemas(recipe)
         asked = {
             protocol.prompt(one, schema(one.database), recipe.protocol.max_turns)[-1][1]: one
             for one in examples(folder, "sft")

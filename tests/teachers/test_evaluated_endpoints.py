@@ -30,7 +30,7 @@ from pipelines.databases import named
 from pipelines.databases.of_recipe import schemas, sql_engine
 from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import endpoint
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import RewardTerm
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.serving.agent import Agent, QuestionBudget
@@ -46,7 +46,7 @@ CHOOSING = "Answer with one letter and nothing else"  # what only the selector i
 
 
 def oracle_of(recipe, store, wrong=False):
-    folder, protocol, schema = make(recipe, store, "test"), build(recipe.protocol), schemas(recipe)
+    folder, protocol, schema = make(recipe, store, "test"), build_protocol(recipe.protocol), schemas(recipe)
     asked = {
         protocol.prompt(one, schema(one.database), recipe.protocol.max_turns_eval)[-1][1]: one
         for one in examples(folder, "test")

@@ -33,7 +33,7 @@ from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import Endpoint
 from pipelines.environment.core import Environment
 from pipelines.evaluation.voting import signature
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.protocols.observations import defuse
 from pipelines.recipe import recipes
 from pipelines.recipe.config import ProtocolSection, RewardTerm, Sampling
@@ -319,7 +319,7 @@ def test_a_linkers_recall_by_hand(music):
 
 def test_star_reasons_again_with_the_gold_and_trains_without_it(tmp_path, servers, replies, name_endpoint):
     recipe, store = recipe_of(1, "synthesis.rationalise=true"), Store(tmp_path / "store")
-    oracle, protocol = replies(recipe, store), build(recipe.protocol)
+    oracle, protocol = replies(recipe, store), build_protocol(recipe.protocol)
     wrong = protocol.write(Action(ActionKind.SOLUTION, "SELECT 'nothing of the kind'", "no idea"))
     mark = HINT.partition("{gold}")[0]
 
@@ -467,7 +467,7 @@ def test_wrong_answers_are_graded_and_each_generation_says_what_that_cost(tmp_pa
     panel = "rewards=[{term: exec, weight: 3}, {term: judge, weight: 2, options: {by: teacher}}]"
     recipe, store = recipe_of(1, panel, "grpo.group=4"), Store(tmp_path / "store")
     question = examples(make(recipe, store, "data"), "sft")[0]
-    protocol = build(recipe.protocol)
+    protocol = build_protocol(recipe.protocol)
 
     def answer(sql):
         return protocol.write(Action(ActionKind.SOLUTION, sql, "so it is"))
@@ -493,7 +493,7 @@ def play(folder, sql):
     marks = [{"term": "users", "means": "paid = 1", "critical": True}]
     gold = "SELECT count(*) FROM users WHERE paid = 1"
     question = Example("q", "count the users", shop, gold, meta={"ambiguities": marks})
-    speech = build(ProtocolSection(name="ask", options={"user": "teacher"}))
+    speech = build_protocol(ProtocolSection(name="ask", options={"user": "teacher"}))
     policy = ScriptedPolicy(lambda request: f"<reasoning>r</reasoning>{TURNS[request.turn]}")
     user = simulated_user(speech, folder / "responses")
     engine = RolloutEngine(policy, speech, sql, Sampling(), 4, introspect, user)

@@ -16,7 +16,7 @@ from pipelines.endpoints.answers import Answer, as_turn, from_record, read_compl
 from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import Endpoint
 from pipelines.endpoints.errors import Malformed
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import ProtocolSection, Sampling
 from pipelines.rollout.policies.base import Request
 from pipelines.teachers.experts import read_object
@@ -25,7 +25,7 @@ from tests.fakes import http_server
 
 CASE = (("system", "You write SQL."), ("user", "How many?"))
 CALL = {"name": "execute_sql", "arguments": '{"sql": "SELECT 1"}'}
-REACT = build(ProtocolSection(name="react"))
+REACT = build_protocol(ProtocolSection(name="react"))
 
 
 @pytest.fixture
@@ -235,8 +235,8 @@ def test_stream_options_can_be_omitted(tmp_path, serve):
     assert ["stream_options" in asked.json for asked in server.asked] == [True, False]
 
 
-TOOLS = build(ProtocolSection(name="tool_call"))
-PHASES = build(ProtocolSection(name="phases", schema_view="hidden"))
+TOOLS = build_protocol(ProtocolSection(name="tool_call"))
+PHASES = build_protocol(ProtocolSection(name="phases", schema_view="hidden"))
 
 
 def completion(finish="stop", **message):

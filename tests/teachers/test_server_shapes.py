@@ -12,12 +12,12 @@ from pipelines.endpoints import limits
 from pipelines.endpoints.answers import as_turn
 from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import Connection, Endpoint
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import ProtocolSection
 from tests.fakes import http_server
 
 CASE = (("user", "How many?"),)
-REACT = build(ProtocolSection(name="react"))
+REACT = build_protocol(ProtocolSection(name="react"))
 USAGE = {"prompt_tokens": 30, "completion_tokens": 10}
 
 

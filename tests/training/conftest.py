@@ -10,7 +10,7 @@ import filelock
 import pytest
 
 from pipelines.core.types import Action, ActionKind, Example, StopReason, Trajectory, Turn, write_jsonl
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import Grpo, Hardware, Model, Optimizer, Recipe, RewardTerm, Sampling, Sft, TinyModel
 from pipelines.recipe.config import ProtocolSection as ProtocolConfig
 from pipelines.sql.schema import introspect
@@ -77,7 +77,7 @@ def recipe():
 @pytest.fixture(scope="session")
 def trajectories(examples, recipe):
     """A demonstration of each question: a look at the table, then the gold SQL."""
-    protocol = build(recipe.protocol)
+    protocol = build_protocol(recipe.protocol)
     schema = introspect(examples[0].database)
     look, peek = "SELECT name FROM singer", "<observation> name Ann Bo Cy 2 left</observation>"
     return [
@@ -107,7 +107,7 @@ def checkpoint(tmp_path_factory, trajectories, recipe):
     corpus = [text for one in trajectories for _, text in one.prompt]
     corpus += [turn.text for one in trajectories for turn in one.turns]
     out = tmp_path_factory.mktemp("model") / "model"
-    make_tiny(recipe.model, corpus * 20, build(recipe.protocol).tags, out, seed=0)
+    make_tiny(recipe.model, corpus * 20, build_protocol(recipe.protocol).tags, out, seed=0)
     return out
 
 
@@ -173,7 +173,7 @@ def train():
 
         torch.set_num_threads(1)
         module, of = (sft, Trajectory) if plan.kind == "sft" else (grpo, Example)
-        return module.train(plan, samples.read_records(plan.data, of), told)
+        return module.train(plan, samples.read_plan_data(plan.data, of), told)
 
     return run
 

@@ -37,7 +37,7 @@ from pipelines.training import combinations
 )
 def test_what_contradicts_itself_is_refused(overrides, words):
     with pytest.raises(RecipeError, match=words):
-        combinations.check(recipes.load("miniature", overrides))
+        combinations.refuse_unsupported(recipes.load("miniature", overrides))
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_what_contradicts_itself_is_refused(overrides, words):
     ],
 )
 def test_what_goes_together_is_not_and_with_one_setting_more_it_is(overrides, one_more, words):
-    combinations.check(recipes.load("miniature", overrides))
+    combinations.refuse_unsupported(recipes.load("miniature", overrides))
     with pytest.raises(RecipeError, match=words):
-        combinations.check(recipes.load("miniature", [*overrides, one_more]))
+        combinations.refuse_unsupported(recipes.load("miniature", [*overrides, one_more]))
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_what_goes_together_is_not_and_with_one_setting_more_it_is(overrides, on
 )
 def test_phases_that_the_protocol_lacks_earn_nothing(overrides, words):
     with pytest.raises(RecipeError, match=words):
-        combinations.check(recipes.load("trust_sql", overrides))
+        combinations.refuse_unsupported(recipes.load("trust_sql", overrides))
 
 
 def test_every_recipe_and_variant_goes_together(tmp_path):
     for name in recipes.recipe_names():
         for variant in ("", *recipes.variants(name)):
-            combinations.check(recipes.load(name, [f"variant={variant}"] if variant else []))
+            combinations.refuse_unsupported(recipes.load(name, [f"variant={variant}"] if variant else []))
     recipe = recipes.load("miniature", ["grpo.bounds=[0.5, 2]"])
     with pytest.raises(RecipeError, match=r"grpo\.bounds"):
-        preflight.check(recipe, graph.plan(recipe, Store(tmp_path)))
+        preflight.check_run(recipe, graph.plan(recipe, Store(tmp_path)))

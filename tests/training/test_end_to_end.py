@@ -17,7 +17,7 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.types import write_jsonl
 from pipelines.export import folder
 from pipelines.export.cards import lineage_of
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import write_card
 from pipelines.recipe.config import Grpo, Hardware, Lora, Optimizer, Recipe, RewardTerm, Rollout, Sampling
@@ -105,7 +105,7 @@ def test_two_processes_have_the_losses_of_one(plan, curves, kind, micro_tokens, 
     settings["optimizer"] = Optimizer(lr=1e-3, schedule="constant", warmup_ratio=0.0)  # DeepSpeed has no use for Muon
     alone, shared = plan(kind, "one", **settings), plan(kind, "two", sections=hardware, **settings)
     for made in (alone, shared):
-        launch.train(made, made.out, lambda event: None)
+        launch.train_in_child(made, made.out, lambda event: None)
     one, two = (
         {name: [line[name] for line in curves(made)] for name in ("loss", "grad_norm")} for made in (alone, shared)
     )
@@ -128,7 +128,7 @@ def measured(tmp_path, recipe, examples, checkpoint):
 
 
 def test_a_run_says_what_one_watches(measured, curves):
-    launch.train(measured, measured.out, lambda event: None)
+    launch.train_in_child(measured, measured.out, lambda event: None)
     curves, plan = curves(measured), measured
     assert [line["step"] for line in curves] == [1, 2, 3]
     assert [line.get("ex_held_out") for line in curves] == [0.0, None, 0.0]  # it has learned nothing
@@ -203,7 +203,7 @@ def test_plain_transformers_gets_the_same_greedy_turns(tmp_path, taught, recipe,
     exec(code.replace('FOLDER = "agent"', f"FOLDER = {str(out)!r}"), room)
     sampling = recipe.grpo.sampling.model_copy(update={"temperature": 0.0})
     with SqlEngine(Limits(timeout_s=20)) as sql:
-        policy, protocol = local_policy(str(model), recipe), build(recipe.protocol)
+        policy, protocol = local_policy(str(model), recipe), build_protocol(recipe.protocol)
         engine = RolloutEngine(policy, protocol, sql, sampling, 3, introspect)
         episodes = engine.run([EpisodeRequest(example, 0, 0) for example in examples])
     assert sum(len(episode.turns) for episode in episodes) > len(episodes)  # they look before they answer

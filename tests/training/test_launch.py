@@ -62,7 +62,7 @@ def killed(code, **options):
 def test_a_users_mistake_in_the_child_is_the_parents_error(plan, tmp_path):
     missing = plan.model_copy(update={"data": tmp_path / "no.jsonl"})
     with pytest.raises(DataError, match=r"no such file.*no\.jsonl"):
-        launch.train(missing, plan.out, nothing)
+        launch.train_in_child(missing, plan.out, nothing)
 
 
 def test_every_process_of_a_run_says_why_it_fails(plan, tmp_path):
@@ -79,7 +79,7 @@ def test_every_process_of_a_run_says_why_it_fails(plan, tmp_path):
 def test_a_silent_child_is_stopped_with_all_that_it_started(plan):
     began = time.monotonic()
     with pytest.raises(TrainingError, match="said nothing for"):
-        launch.train(plan, plan.out, nothing, silence_s=0.2)
+        launch.train_in_child(plan, plan.out, nothing, silence_s=0.2)
     assert time.monotonic() - began < launch.GRACE_S + 5
     assert alive(str(plan.out)) == []
 
@@ -99,7 +99,7 @@ def python(code):
 def test_a_child_that_ends_badly_is_one_error_with_what_became_of_it(plan, hardware, kind, said):
     recipe = plan.recipe.model_copy(update={"hardware": hardware})
     with pytest.raises(kind, match=said):
-        launch.train(plan.model_copy(update={"recipe": recipe}), plan.out, nothing)
+        launch.train_in_child(plan.model_copy(update={"recipe": recipe}), plan.out, nothing)
 
 
 def test_a_launcher_is_looked_for_beside_the_childs_python(tmp_path, monkeypatch):
@@ -128,7 +128,7 @@ def test_an_error_in_the_parent_stops_the_child(plan):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launch.train(plan, plan.out, fail)
+        launch.train_in_child(plan, plan.out, fail)
     assert alive(str(plan.out)) == []
 
 
@@ -150,7 +150,7 @@ from pathlib import Path
 from pipelines.training import launch
 from pipelines.training.plan import Plan
 plan = Plan.model_validate_json(Path({str(tmp_path / "plan.json")!r}).read_text())
-launch.train(plan, plan.out, print)
+launch.train_in_child(plan, plan.out, print)
 """
     with killed(code, stdout=subprocess.DEVNULL):
         wait_for(lambda: (plan.out / written).is_file() and alive(f"child {plan.out}"), 120.0)
@@ -209,7 +209,7 @@ def test_a_run_that_is_sent_sigterm_ends_its_step_and_keeps_it(plan):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(StoppedError, match=r"asked to stop, and did so after step \d+\. Run again"):
-        launch.train(plan, plan.out, on_event)
+        launch.train_in_child(plan, plan.out, on_event)
     last = json.loads((plan.out / "curves.jsonl").read_text().splitlines()[-1])["step"]
     assert (plan.out / "checkpoints" / f"checkpoint-{last}" / "whole").is_file()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -264,7 +264,7 @@ def test_a_second_machine_trains_with_the_first(tmp_path, recipe, examples, taug
         out = tmp_path / name / "grpo" / ".work-key"
         made = recipe.model_copy(update={"hardware": Hardware(device="cpu", threads=1, launch=launcher)})
         plan = Plan(kind="grpo", recipe=made, checkpoint_in=str(taught), data=tmp_path / "examples.jsonl", out=out)
-        launch.train(plan, out, lambda event: None)
+        launch.train_in_child(plan, out, lambda event: None)
         return [json.loads(line) for line in (out / "curves.jsonl").read_text().splitlines()]
 
     meeting = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=c10d", "--rdzv-id=test"]

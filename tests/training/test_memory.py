@@ -11,7 +11,7 @@ from pipelines.core.errors import DataError, ResourceError
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Model
 from pipelines.training import child, memory
-from pipelines.training.memory import Setup, Shape, estimate
+from pipelines.training.memory import Setup, Shape, estimate_memory
 from pipelines.training.plan import Plan
 
 P = 7_615_616_512  # parameters of Qwen2.5-7B, as its card's index of weights counts them
@@ -37,10 +37,10 @@ def test_parameters_are_those_that_the_hub_counts():
 
 
 def test_all_weights_take_sixteen_bytes_a_parameter_and_two_for_products():
-    used = estimate(SEVEN, how("full"))
+    used = estimate_memory(SEVEN, how("full"))
     assert (used.weights, used.gradients, used.optimizer, used.copies) == (4 * P, 4 * P, 8 * P, 2 * P)
-    assert estimate(SEVEN, how("full", gpus=8)).gradients == 8 * P  # and the buckets in which they are sent
-    two, three = estimate(SEVEN, how("zero2", gpus=8)), estimate(SEVEN, how("zero3", gpus=8, slots=16))
+    assert estimate_memory(SEVEN, how("full", gpus=8)).gradients == 8 * P  # and the buckets in which they are sent
+    two, three = estimate_memory(SEVEN, how("zero2", gpus=8)), estimate_memory(SEVEN, how("zero3", gpus=8, slots=16))
     assert two.weights + two.gradients + two.optimizer == 4 * P + 2 * P
     assert three.weights + three.optimizer == P // 4 + 2 * P
     assert three.copies == 4 * 152_064 * 3584  # of the largest layer, the embeddings
@@ -53,22 +53,22 @@ def test_adapters_leave_the_base_in_bfloat16():
     block = 2 * (3584 + 3584) + 2 * (3584 + 512) + 2 * (3584 + 18944) + (18944 + 3584)
     trained = 28 * 32 * block
     assert SEVEN.adapters(32) == trained == 80_740_352
-    used = estimate(SEVEN, how("lora", rank=32))
+    used = estimate_memory(SEVEN, how("lora", rank=32))
     assert (used.weights, used.gradients, used.optimizer) == (2 * P + 4 * trained, 4 * trained, 8 * trained)
-    assert (used.copies, estimate(SEVEN, how("lora", rank=32, sent=True)).copies) == (0, 2 * P)
+    assert (used.copies, estimate_memory(SEVEN, how("lora", rank=32, sent=True)).copies) == (0, 2 * P)
     # 28 blocks of 233,046,016 weights in matrices: each 1/2 byte, 1/64 for a scale, and 1/4096 for that one's.
     linear = 28 * 233_046_016
-    used, plain = estimate(SEVEN, how("qlora", rank=32)), estimate(SEVEN, how("lora", rank=32))
+    used, plain = estimate_memory(SEVEN, how("qlora", rank=32)), estimate_memory(SEVEN, how("lora", rank=32))
     assert used.weights == 2 * (P - linear) + 3_366_194_944 + 4 * 80_740_352
     assert (used.gradients, used.optimizer) == (plain.gradients, plain.optimizer)
     assert used.copies == 2 * 3584 * 18944  # the largest matrix, as it is computed with
 
 
 def test_what_is_not_needed_at_the_same_time_is_not_added_up():
-    alone, both = estimate(SEVEN, how("lora", rank=32)), estimate(SEVEN, how("lora", rank=32, slots=8))
+    alone, both = estimate_memory(SEVEN, how("lora", rank=32)), estimate_memory(SEVEN, how("lora", rank=32, slots=8))
     assert both.cache == 8 * 4096 * 57_344 < both.activations
     assert both.peak == alone.peak
-    assert estimate(SEVEN, how("lora", rank=32, slots=256)).peak > alone.peak
+    assert estimate_memory(SEVEN, how("lora", rank=32, slots=256)).peak > alone.peak
 
 
 INPUTS = 28 * 3584 * 4  # bytes of a token: what each layer keeps of it
@@ -80,7 +80,7 @@ def test_a_second_process_that_decodes_meanwhile_has_the_network_too():
     recipe = recipes.load("sql_trail", ["rollout.policy=transformers", "grpo.staleness=1", "grpo.importance_cap=2"])
     assert memory.setup(recipe, "grpo", 1).twin
     assert not memory.setup(recipes.load("sql_trail", ["rollout.policy=transformers"]), "grpo", 1).twin
-    alone, both = (estimate(SEVEN, how("full", slots=16, twin=twin)) for twin in (False, True))
+    alone, both = (estimate_memory(SEVEN, how("full", slots=16, twin=twin)) for twin in (False, True))
     assert both.twin == 6 * P
     more = both.peak - alone.peak - memory.RESERVE
     assert more == pytest.approx(memory.WASTE * (6 * P + min(alone.training, alone.cache)), abs=2)
@@ -90,7 +90,7 @@ def test_a_micro_batch_is_one_forward_which_micro_tokens_cut():
     """32 episodes of 4,096 tokens; in parts of 16,384, and of one episode where a part would be shorter."""
 
     def activations(way="full", **changes):
-        return estimate(SEVEN, how(way, rows=32, padded_rows=24, **changes)).activations
+        return estimate_memory(SEVEN, how(way, rows=32, padded_rows=24, **changes)).activations
 
     assert activations() == 32 * 4096 * (INPUTS + LAYER)
     assert activations(most=16_384) == 16_384 * (INPUTS + LAYER)
@@ -102,10 +102,14 @@ def test_a_micro_batch_is_one_forward_which_micro_tokens_cut():
 def test_models_that_cannot_be_packed_compute_few_rows_at_a_time_and_keep_what_all_of_them_began_with():
     """32 rows are two forwards of 16, whose backward is one; a part of 4 rows is two forwards of 2."""
     window, base = replace(SEVEN, window=True), how("full", rows=32, padded_rows=24)
-    assert estimate(window, base).activations == 32 * 4096 * INPUTS + 16 * 4096 * LAYER
-    assert estimate(window, replace(base, most=16_384)).activations == 16_384 * INPUTS + 2 * 4096 * LAYER
+    assert estimate_memory(window, base).activations == 32 * 4096 * INPUTS + 16 * 4096 * LAYER
+    assert estimate_memory(window, replace(base, most=16_384)).activations == 16_384 * INPUTS + 2 * 4096 * LAYER
     sft = replace(base, padded_rows=None)
-    assert estimate(window, sft).activations == estimate(SEVEN, sft).activations == 32 * 4096 * (INPUTS + LAYER)
+    assert (
+        estimate_memory(window, sft).activations
+        == estimate_memory(SEVEN, sft).activations
+        == 32 * 4096 * (INPUTS + LAYER)
+    )
 
 
 def test_a_recipe_says_what_a_micro_batch_is():
@@ -121,7 +125,7 @@ def test_a_recipe_says_what_a_micro_batch_is():
 
 def test_a_reference_model_is_a_second_network_unless_there_are_adapters():
     def more(way, gpus):
-        used, alone = (estimate(SEVEN, how(way, gpus, rank=32, reference=value)) for value in (True, False))
+        used, alone = (estimate_memory(SEVEN, how(way, gpus, rank=32, reference=value)) for value in (True, False))
         return used.copies - alone.copies
 
     assert [more("full", 1), more("zero2", 8), more("zero3", 8), more("lora", 1)] == [4 * P, 2 * P, P // 4, 0]
@@ -158,9 +162,9 @@ def test_one_block_keeps_about_what_is_counted_on_a_cpu(half, error):
 def test_a_model_that_cannot_fit_is_refused_and_one_that_may_not_is_told():
     full, lora = recipes.load("sql_trail"), recipes.load("sql_trail", ["model.lora={rank: 32, alpha: 64}"])
     with pytest.raises(ResourceError, match=r"takes 113 GiB .* for grpo .*has 75.*model\.lora"):
-        memory.check(full, "grpo", 80 * 10**9, 1, 80 * 10**9)
-    assert memory.check(lora, "grpo", 200 * 10**9, 1, 200 * 10**9) is None
-    told = memory.check(lora, "grpo", 200 * 10**9, 1, 80 * 10**9)  # the rest is a server's
+        memory.check_memory(full, "grpo", 80 * 10**9, 1, 80 * 10**9)
+    assert memory.check_memory(lora, "grpo", 200 * 10**9, 1, 200 * 10**9) is None
+    told = memory.check_memory(lora, "grpo", 200 * 10**9, 1, 80 * 10**9)  # the rest is a server's
     assert told is not None
     assert "where 75 are free" in told
     assert "lower hardware.micro_tokens, grpo.micro_batch" in told

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from peft import get_peft_model
 
 from pipelines.core.errors import DataError
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import Lora, Model
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.model_loading import load
@@ -26,7 +26,7 @@ def tokenizer(checkpoint, recipe):
 
 
 def test_the_tokenizer_has_tags_and_digits_as_tokens_and_a_template_for_each_role(tokenizer, recipe):
-    for tag in build(recipe.protocol).tags:
+    for tag in build_protocol(recipe.protocol).tags:
         assert len(tokenizer.encode(tag, add_special_tokens=False)) == 1
 
     def pieces(text):

@@ -68,12 +68,12 @@ def test_killed_grpo_resumes_from_its_checkpoint(plan, curves, dies_and_goes_on,
 def test_kill_9_at_ten_moments_changes_nothing(plan, kind):
     steps = {"steps": 80} if kind == "grpo" else {"epochs": 60}
     whole, torn = plan(kind, "whole", **steps), plan(kind, "torn", **steps)
-    launch.train(whole, whole.out, lambda event: None)
+    launch.train_in_child(whole, whole.out, lambda event: None)
     rng = random.Random(0)
     for _ in range(10):
         with pytest.raises(TrainingError, match="was killed"):
-            launch.train(torn, torn.out, killer(rng))
-    launch.train(torn, torn.out, lambda event: None)
+            launch.train_in_child(torn, torn.out, killer(rng))
+    launch.train_in_child(torn, torn.out, lambda event: None)
     same(whole, torn)
 
 

@@ -11,7 +11,7 @@ from pipelines.core.store import Store
 from pipelines.core.types import StopReason, Trajectory
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.environment.core import Environment
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import Sampling, Synthesis, Teacher
 from pipelines.rollout.engine import RolloutEngine, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
@@ -190,7 +190,7 @@ def test_the_episodes_are_those_that_the_checkpoint_draws_as_the_teacher_says(ta
     episodes = Teachers(of(recipe, taught), tmp_path).answer(examples)
     assert [(e.example_id, e.sample) for e in episodes] == [(e.id, n) for e in examples for n in range(3)]
     with SqlEngine(Limits()) as sql:
-        protocol = build(recipe.protocol)
+        protocol = build_protocol(recipe.protocol)
         engine = RolloutEngine(policy(str(taught), recipe), protocol, sql, DRAW, recipe.protocol.max_turns, introspect)
         requests = [EpisodeRequest(e, n, episode_seed(recipe.seed, e.id, n)) for e in examples for n in range(3)]
         assert [e.turns for e in engine.run(requests)] == [e.turns for e in episodes]

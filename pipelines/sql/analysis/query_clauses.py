@@ -90,7 +90,7 @@ def _reading_of(resolved: Resolved, schema: Schema) -> Reading:
         having=_having_texts(tree),
         set_operators=_set_operators(tree),
         aggregates=_count_aggregate_names(tree),
-        conditions=tuple(_conditions(tree)),
+        conditions=tuple(_constant_conditions(tree)),
         logic=_logic_words(tree),
         joins=_outer_sides(tree),
         subqueries=len(selects),
@@ -127,17 +127,17 @@ def _has_distinct(selects: Sequence[exp.Select]) -> bool:
 
 def _limit_texts(tree: exp.Expr) -> tuple[str, ...]:
     limits = [*tree.find_all(exp.Limit), *tree.find_all(exp.Offset)]
-    return tuple(sorted(map(_canonical, limits)))
+    return tuple(sorted(map(_canonical_sql, limits)))
 
 
 def _key_texts(tree: exp.Expr, clause: type[exp.Order | exp.Group]) -> Iterator[str]:
     """The canonical SQL of each key of all ORDER BY or GROUP BY clauses."""
     for node in tree.find_all(clause):
-        yield from map(_canonical, node.expressions)
+        yield from map(_canonical_sql, node.expressions)
 
 
 def _having_texts(tree: exp.Expr) -> tuple[str, ...]:
-    texts = [_canonical(having.this) for having in tree.find_all(exp.Having)]
+    texts = [_canonical_sql(having.this) for having in tree.find_all(exp.Having)]
     return tuple(sorted(texts))
 
 
@@ -202,7 +202,7 @@ def _equal_items(tree: exp.Expr, joining: Sequence[tuple[exp.Column, exp.Column]
             yield left_item, right_item
 
 
-def _conditions(tree: exp.Expr) -> Iterator[Condition]:
+def _constant_conditions(tree: exp.Expr) -> Iterator[Condition]:
     """The comparisons of one column with constants."""
     for node in tree.find_all(*_COMPARISONS):
         compared: list[exp.Column] = []
@@ -262,7 +262,7 @@ def _base_item(column: exp.Expr) -> Item | None:
     return column.table, column.name
 
 
-def _canonical(node: exp.Expr) -> str:
+def _canonical_sql(node: exp.Expr) -> str:
     return node.sql(dialect="sqlite", comments=False)
 
 
@@ -290,7 +290,7 @@ def _output_texts(
     """The canonical SQL of each column of a query; a star is looked up in the subquery that it is of."""
     for projection in select.expressions:
         if not projection.is_star or isinstance(projection, exp.Count):
-            yield _canonical(projection.unalias())
+            yield _canonical_sql(projection.unalias())
             continue
         for node, items in _starred_sources(projection, select, resolved, schema):
             if items:

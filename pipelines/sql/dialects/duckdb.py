@@ -294,7 +294,7 @@ class DuckdbSession(base.DatabaseSession):
         message = message.replace(os.path.dirname(self._location) + os.sep, "")
         status, error_class = _class_of(type(error))
         if status == ERROR:
-            error_class = _mistake(account) or error_class
+            error_class = _mistake_class(account) or error_class
         return status, error_class, message
 
     def probe(self) -> None:
@@ -363,7 +363,7 @@ def _infinite_dates(types: Sequence[str], rows: Sequence[base.Row]) -> set[int]:
     return infinite
 
 
-def _mistake(account: Mapping[str, Any]) -> str | None:
+def _mistake_class(account: Mapping[str, Any]) -> str | None:
     """The error class of a statement's mistake, by DuckDB's account of it; None if it is another one."""
     if str(account.get("type", "")).endswith("Function"):
         return "no_such_function"

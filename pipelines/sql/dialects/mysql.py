@@ -209,7 +209,7 @@ class Mysql(Dialect):
     @contextlib.contextmanager
     def catalog(location: str, view_seconds: float) -> Iterator[Catalog]:
         """An open catalog; the server holds views to their time."""
-        with contextlib.closing(open_connection(location, view_seconds)) as connection:
+        with contextlib.closing(open_readonly_connection(location, view_seconds)) as connection:
 
             def query(sql: str) -> Iterable[Sequence[Any]]:
                 with connection.cursor() as cursor:
@@ -476,7 +476,7 @@ def encryption_of(address: str) -> dict[str, Any]:
     return {"ssl": {**files, "check_hostname": mode == "VERIFY_IDENTITY", "verify_mode": checks}}
 
 
-def open_connection(
+def open_readonly_connection(
     location: str, seconds: float, unbuffered: bool = False, mode: str | None = MODE
 ) -> pymysql.Connection[Any]:
     """A connection whose statements may only read, and take so many seconds. Without a mode it has that of the address,
@@ -604,7 +604,7 @@ def _modes_of(location: str) -> frozenset[str]:
 
     if location not in _known_modes:
         try:
-            with contextlib.closing(open_connection(location, READING_SECONDS, mode=None)) as connection:
+            with contextlib.closing(open_readonly_connection(location, READING_SECONDS, mode=None)) as connection:
                 _known_modes[location] = server_mode(connection)
         except (pymysql.Error, OSError, ValueError):
             return frozenset()
@@ -649,10 +649,12 @@ class MysqlSession(base.DatabaseSession):
 
         try:
             if self._server_mode is None:
-                with contextlib.closing(open_connection(self._location, self.bounds.timeout_s, mode=None)) as first:
+                with contextlib.closing(
+                    open_readonly_connection(self._location, self.bounds.timeout_s, mode=None)
+                ) as first:
                     self._server_mode = server_mode(first)
             mode = session_mode(self._server_mode)
-            connection = open_connection(self._location, self.bounds.timeout_s, unbuffered=True, mode=mode)
+            connection = open_readonly_connection(self._location, self.bounds.timeout_s, unbuffered=True, mode=mode)
             if not checks_grants:
                 return connection
             with connection.cursor() as cursor:
@@ -687,7 +689,7 @@ class MysqlSession(base.DatabaseSession):
 
         def kill() -> None:
             with (
-                contextlib.closing(open_connection(self._location, self.bounds.timeout_s)) as other,
+                contextlib.closing(open_readonly_connection(self._location, self.bounds.timeout_s)) as other,
                 other.cursor() as killer,
             ):
                 killer.execute(f"KILL QUERY {connection.thread_id()}")

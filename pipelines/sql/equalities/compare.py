@@ -477,7 +477,7 @@ def livesqlbench_outcome(gold: Result, predicted: Result, facts: Gold = UNKNOWN)
 
 
 @equality("r_ves", bare=True, graded=True, timed=True)
-def r_ves(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
+def r_ves_answer(gold: Result, predicted: Result, facts: Gold = UNKNOWN) -> float:
     """BIRD's R-VES: a prediction that is right under `bird` is paid by its speed against the gold query."""
     return bird(gold, predicted, facts)
 
