@@ -121,7 +121,8 @@ class Ledger:
             row_tier = row.get("tier", PROD)
             if row["event"] in DECIDING and row["decision"] == "promoted" and row_tier == tier:
                 challenger = row["challenger"]
-                stack.append(Champion(challenger["stage"], challenger["key"], tuple(row["learned"]), number))
+                learned = tuple(row["learned"])
+                stack.append(Champion(challenger["stage"], challenger["key"], learned, number))
             elif row["event"] == "rollback" and row_tier in (tier, PROD):
                 stack = [champion for champion in stack if champion.key != row["from"]]
         return stack
@@ -160,18 +161,22 @@ class Ledger:
 
     def promote(self) -> dict[str, Any]:
         """Make staging's champion that of prod too, at any time, and return the line."""
-        name = self.folder.name
+        recipe = self.folder.name
         staged = self.champion(STAGING)
         standing = self.champion()
+        standing_key = ""
+        if standing is not None:
+            standing_key = standing.key
         if staged is None:
-            raise DataError(f"{name} has no champion of staging", f"Run: sqltrain nightly {name} nightly.tier=staging")
-        if standing is not None and standing.key == staged.key:
+            hint = f"Run: sqltrain nightly {recipe} nightly.tier=staging"
+            raise DataError(f"{recipe} has no champion of staging", hint)
+        if standing_key == staged.key:
             raise DataError(f"staging's champion {staged.stage}/{staged.key} is prod's champion already")
         if not self._store.has(staged.stage, staged.key):
             raise DataError(f"staging's champion {staged.stage}/{staged.key} is not in the store any more")
         return self.add(
             "promotion",
-            standing.key if standing is not None else "",
+            standing_key,
             challenger={"stage": staged.stage, "key": staged.key},
             new=[],
             decision="promoted",

@@ -64,11 +64,7 @@ def _push_batches(remote: Remote, home: str, ledger: Ledger, sizes: Mapping[str,
     for batch in ledger.batch_folders():
         if batch.name not in decided:
             continue
-        links = {}
-        for path in batch.rglob("*"):
-            if path.is_symlink():
-                links[str(path.relative_to(batch))] = os.readlink(path)
-        write_json(batch / LINKS, links)
+        write_json(batch / LINKS, _links_in(batch))
         for file in BATCH_FILES:
             path = batch / file
             name = f"{BATCHES}/{batch.name}/{file}"
@@ -76,6 +72,16 @@ def _push_batches(remote: Remote, home: str, ledger: Ledger, sizes: Mapping[str,
                 remote.put(path, f"{home}/{name}")
                 n_uploaded += 1
     return n_uploaded
+
+
+def _links_in(batch: Path) -> dict[str, str]:
+    """The target of each link in a batch, by its path there."""
+    links: dict[str, str] = {}
+    for path in batch.rglob("*"):
+        if path.is_symlink():
+            place = path.relative_to(batch)
+            links[str(place)] = os.readlink(path)
+    return links
 
 
 def pull_nights(remote: Remote, store: Store, say: Say) -> None:
@@ -106,7 +112,9 @@ def _pull_recipe(remote: Remote, recipe: str, ledger: Ledger, sizes: Mapping[str
 
 def _own_lines(ledger: Ledger) -> bytes:
     path = ledger.folder / LINES
-    return path.read_bytes() if path.is_file() else b""
+    if not path.is_file():
+        return b""
+    return path.read_bytes()
 
 
 def _decided_batches(lines: bytes, remote_name: str) -> set[str]:

@@ -43,14 +43,14 @@ def pins(store: Store) -> list[StageName]:
 
 def pin(store: Store, name: str, keep: bool) -> StageName:
     """Keep a stage ("report/KEY", or the beginning of its key) with all that it was made of, or keep it no longer."""
-    stage, _, start = name.partition("/")
+    wanted_stage, _, start = name.partition("/")
     with files.lock(store.root / f".{PINS}"):
         pinned = pins(store)
         candidates = list(store.made()) if keep else pinned
         matches = []
-        for pair in candidates:
-            if pair[0] == stage and start and pair[1].startswith(start):
-                matches.append(pair)
+        for stage, key in candidates:
+            if stage == wanted_stage and start and key.startswith(start):
+                matches.append((stage, key))
         if len(matches) != 1:
             number = "more than one" if matches else "no"
             noun = "stage" if keep else "pin"
@@ -196,10 +196,13 @@ def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda
     if damaged:
         names = _names_in_words(damaged)
         say(f"no finished stage goes: what {names} needs cannot be read. Remove that folder, or make it again")
-    old = [store.folder(*name) for name, used in sealed.items() if name not in needed and used < before]
+    folders = sorted(_unsealed(store))
+    for name, used in sealed.items():
+        if name not in needed and used < before:
+            folders.append(store.folder(*name))
     remains = []
     candidates = []
-    for folder in (*sorted(_unsealed(store)), *old):
+    for folder in folders:
         with contextlib.suppress(FileNotFoundError):  # another gc was first
             touched = folder.stat().st_mtime_ns  # the last use of a finished stage
             if folder.name.startswith(GONE):
@@ -269,12 +272,14 @@ def _set_aside(store: Store, candidate: GcCandidate, needed: Container[StageName
 
     folder = candidate.folder
     name = (folder.parent.name, folder.name.removeprefix(WORK))
+    bare_name = folder.name.removeprefix(GONE)
     with contextlib.suppress(FileNotFoundError, BlockingIOError), contextlib.ExitStack() as lock:
         if not folder.name.startswith((GONE, DAMAGED)):
             lock.enter_context(store.locked(*name, refuse))
             if name in needed or folder.stat().st_mtime_ns != candidate.touched:
                 return None
-        return folder.rename(unused_path(folder.with_name(f"{GONE}{folder.name.removeprefix(GONE)}")))
+        target = unused_path(folder.with_name(f"{GONE}{bare_name}"))
+        return folder.rename(target)
     return None
 
 
@@ -283,9 +288,10 @@ def usage_by_kind(store: Store) -> dict[str, tuple[int, int]]:
     counts: dict[str, int] = {}
     sizes: Counter[str] = Counter()
     for kind in folder_names(store.root):
-        keys = folder_names(store.root / kind)
-        counts[kind] = sum(os.path.isfile(f"{store.root}/{kind}/{key}/{MANIFEST}") for key in keys)
-        sizes[kind] = size_of(store.root / kind)
+        folder = store.root / kind
+        keys = folder_names(folder)
+        counts[kind] = sum(os.path.isfile(f"{folder}/{key}/{MANIFEST}") for key in keys)
+        sizes[kind] = size_of(folder)
     return {kind: (counts[kind], n_bytes) for kind, n_bytes in sizes.most_common()}
 
 
@@ -296,5 +302,6 @@ def size_of(folder: Path) -> int:
         links_to_folders = [name for name in folders if os.path.islink(f"{path}/{name}")]
         for name in (*names, *links_to_folders):
             with contextlib.suppress(FileNotFoundError):  # it may go while the store is read
-                total += os.lstat(f"{path}/{name}").st_size
+                status = os.lstat(f"{path}/{name}")
+                total += status.st_size
     return total

@@ -98,8 +98,10 @@ def add_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[Q
     examples: dict[str, Example] = {}
     for system, run, run_names in zip(data.systems, runs, names, strict=True):
         texts = read_texts(run.folder, run.passes)
-        is_complete = len(texts.trajectories) == len(system.records)
-        systems.append(dataclasses.replace(system, trajectories=texts.trajectories if is_complete else ()))
+        trajectories = texts.trajectories
+        if len(trajectories) != len(system.records):
+            trajectories = ()
+        systems.append(dataclasses.replace(system, trajectories=trajectories))
         for example in texts.examples:
             if example.id in run_names:
                 examples.setdefault(run_names[example.id], example)
@@ -111,43 +113,45 @@ def add_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[Q
 
 def load_runs(run: str) -> list[EvaluationRun]:
     """A run by its path, named by the word before "=", else by its folder; and its selected answers, if any."""
-    name, equals, rest = run.partition("=")
-    path = Path(rest if equals else run).expanduser()
+    name, equals, location = run.partition("=")
+    if not equals:
+        location = run
+    path = Path(location).expanduser()
     file = path / RECORDS if path.is_dir() else path
     if not file.is_file():
         raise DataError(f"no records at {file}", HINT)
     by_pass = _read_passes(file)
     title = name if equals else _title(path.resolve())
-    main = tuple(record for mode in MAIN_PASSES for record in by_pass.get(mode, ()))
-    if not main:
+    records: list[EpisodeRecord] = []
+    for mode in MAIN_PASSES:
+        records += by_pass.get(mode, ())
+    if not records:
         raise DataError(f"{file} holds no records", HINT)
     folder = file.parent
     side = _read_side_files(folder)
-    runs = [
-        EvaluationRun(
-            name=title,
-            records=main,
-            single_turn=tuple(by_pass.get(SINGLE_TURN, ())),
-            passes=MAIN_PASSES,
-            equality=side.facts.equality,
-            folder=folder,
-            left_out=side.facts.left_out,
-            timing=side.timing,
-            r_ves=side.facts.r_ves,
-        )
-    ]
-    if SELECTED in by_pass:
-        selected = dataclasses.replace(
-            runs[0],
-            name=f"{title}, selected",
-            records=tuple(by_pass[SELECTED]),
-            single_turn=(),
-            passes=(SELECTED,),
-            timing={},
-            r_ves=None,
-        )
-        runs.append(selected)
-    return runs
+    main = EvaluationRun(
+        name=title,
+        records=tuple(records),
+        single_turn=tuple(by_pass.get(SINGLE_TURN, ())),
+        passes=MAIN_PASSES,
+        equality=side.facts.equality,
+        folder=folder,
+        left_out=side.facts.left_out,
+        timing=side.timing,
+        r_ves=side.facts.r_ves,
+    )
+    if SELECTED not in by_pass:
+        return [main]
+    selected = dataclasses.replace(
+        main,
+        name=f"{title}, selected",
+        records=tuple(by_pass[SELECTED]),
+        single_turn=(),
+        passes=(SELECTED,),
+        timing={},
+        r_ves=None,
+    )
+    return [main, selected]
 
 
 def _read_passes(file: Path) -> dict[str, list[EpisodeRecord]]:
@@ -216,8 +220,8 @@ def _read_side_files(folder: Path) -> SideFiles:
 
 def choose_equality(runs: Sequence[EvaluationRun], wanted: str | None) -> str:
     """The equality to compare under: the wanted one, the first run's headline, or the first that all share."""
-    by_run = [set(run.records[0].scores) for run in runs]
-    shared = [name for name in runs[0].records[0].scores if all(name in names for names in by_run)]
+    names_by_run = [run.records[0].scores.keys() for run in runs]
+    shared = [name for name in names_by_run[0] if all(name in names for names in names_by_run)]
     equality = wanted
     if not equality and runs[0].equality in shared:
         equality = runs[0].equality

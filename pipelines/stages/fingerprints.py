@@ -96,11 +96,13 @@ def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
     digests = Digests(store)
     by_folder: dict[str, dict[str, str]] = {}
     for source in sources:
-        if source.path:
-            path = _path(source)
-            folder = by_folder.setdefault(str(path), {})
-            for file in digests.files(source, path):
-                folder[os.path.relpath(file, path)] = digests.of(file)
+        if not source.path:
+            continue
+        path = _path(source)
+        folder = by_folder.setdefault(str(path), {})
+        for file in digests.files(source, path):
+            place = os.path.relpath(file, path)
+            folder[place] = digests.of(file)
     digests.save()
     return {path: digest(files) for path, files in by_folder.items()}
 
@@ -112,11 +114,12 @@ def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
         return {}
     identities = _database_identities(sources, store)
     servers = tuple(name for name in identities if name.endswith("/"))
-    by_name: dict[str, list[str]] = {}  # files of one name may lie in several folders
+    digests_by_name: dict[str, list[str]] = {}  # files of one name may lie in several folders
     for name, database_card in sorted(cards_by_database.items()):
         if name in identities or name.startswith(servers):
-            by_name.setdefault(named.short_name(name), []).append(_card_digest(database_card))
-    return {name: digest(found) for name, found in by_name.items()}
+            digests = digests_by_name.setdefault(named.short_name(name), [])
+            digests.append(_card_digest(database_card))
+    return {name: digest(digests) for name, digests in digests_by_name.items()}
 
 
 def _database_identities(sources: Sequence[Source], store: Path) -> set[str]:
@@ -136,22 +139,28 @@ def _database_identities(sources: Sequence[Source], store: Path) -> set[str]:
 
 def _card_digest(database_card: card.DatabaseCard) -> str:
     """A digest of the parts of a card that decide prompts and results."""
-    shown = dataclasses.asdict(database_card.shown())
+    visible = dataclasses.asdict(database_card.shown())
     if not database_card.other_schemas:
-        del shown["other_schemas"]
-    return digest([database_card.hidden, shown, database_card.notes, database_card.metrics])
+        del visible["other_schemas"]
+    return digest([database_card.hidden, visible, database_card.notes, database_card.metrics])
 
 
 def prompt_digest(protocol: ProtocolSection) -> str:
     """A digest of the prompt's text: after an edit its stages are made anew."""
     path = PROTOCOLS[protocol.name].prompts / f"{protocol.name}_{protocol.prompt}.txt"
-    return digest(path.read_text(encoding="utf-8") if path.is_file() else "")
+    text = ""
+    if path.is_file():
+        text = path.read_text(encoding="utf-8")
+    return digest(text)
 
 
 def folder_digest(folder: Path, store: Path | None = None) -> str:
     """A digest of every file in a folder, by content; links are followed. The store remembers them."""
     digests = Digests(store)
-    files = [[os.path.relpath(file, folder), digests.of(file)] for file in walk_files(folder)]
+    files = []
+    for file in walk_files(folder):
+        place = os.path.relpath(file, folder)
+        files.append([place, digests.of(file)])
     digests.save()
     return digest(files)
 
@@ -186,11 +195,13 @@ def stage_at(source: str, store: Store) -> tuple[str, str] | None:
     path = Path(source).expanduser().resolve()
     if not source or not path.is_relative_to(store.root):
         return None
-    parts = path.relative_to(store.root).parts
-    if len(parts) < 2:
+    steps = path.relative_to(store.root).parts
+    if len(steps) < 2:
         return None
-    stage, key = parts[:2]
-    return (stage, key) if store.has(stage, key) else None
+    stage, key, *_ = steps
+    if not store.has(stage, key):
+        return None
+    return stage, key
 
 
 def walk_files(path: Path, ancestors: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:

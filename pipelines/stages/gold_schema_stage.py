@@ -40,15 +40,17 @@ def write_gold_schemas(ctx: Context) -> None:
     writer = frames.Writer(ctx.folder / DATA, shards.folder)
     with (ctx.folder / DISAGREEMENTS).open("w", encoding="utf-8") as file:
         for index in range(len(shards)):
-            pool = examples_at(data, [rows[item] for item in shards.part(index)])
+            shard_rows = [rows[item] for item in shards.part(index)]
+            examples = examples_at(data, shard_rows)
             texts = []
-            for example, static_views in zip(pool, shards.read(index), strict=True):
-                found = _consensus(example, static_views, extractors)
-                record = found.record()
+            for example, static_views in zip(examples, shards.read(index), strict=True):
+                verdict = _consensus(example, static_views, extractors)
+                record = verdict.record()
                 texts.append({name: json.dumps(value, sort_keys=True) for name, value in record.items()})
-                accepted += found.items is not None
-                if found.reason:
-                    file.write(json.dumps(record, ensure_ascii=False, sort_keys=True) + "\n")
+                accepted += verdict.items is not None
+                if verdict.reason:
+                    line = json.dumps(record, ensure_ascii=False, sort_keys=True)
+                    file.write(line + "\n")
                     disagreements += 1
             writer.add(pl.DataFrame(texts))
     writer.close()

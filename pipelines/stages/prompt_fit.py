@@ -83,23 +83,14 @@ def bounded_pools(recipe: Recipe) -> list[BoundedPool]:
 
     A teacher that speaks text only is bounded by turn, not by episode, so it sets no budget.
     """
-    rollout_budgets = {}
+    rollout_budgets: dict[str, int] = {}
     for stage, sampling in (("difficulty", recipe.difficulty.sampling), ("grpo", recipe.grpo.sampling)):
         if stage in recipe.stages:
             rollout_budgets[f"{stage}.sampling.episode_tokens"] = sampling.episode_tokens
-
-    sft_budgets = {}
-    if "synthesize" in recipe.stages:
-        for index, teacher in enumerate(recipe.synthesis.teachers):
-            if teacher.kind == "policy":
-                section = f"synthesis.mix.{index}" if recipe.synthesis.mix else "synthesis.teacher"
-                sft_budgets[f"{section}.sampling.episode_tokens"] = teacher.sampling.episode_tokens
+    sft_budgets = _sft_budgets(recipe)
     explores_sft = any(recipe.difficulty.explore_parts[:1])
     if "difficulty" in recipe.stages and explores_sft:
         sft_budgets |= rollout_budgets
-    if "sft" in recipe.stages:
-        sft_budgets["sft.max_tokens"] = recipe.sft.max_tokens
-
     pools = [BoundedPool("sft", "data", "sft", sft_budgets), BoundedPool("rl", "data", "rl", rollout_budgets)]
     evaluation_budgets = {"evaluation.sampling.episode_tokens": recipe.evaluation.sampling.episode_tokens}
     for index, benchmark in enumerate(recipe.data.test):
@@ -153,21 +144,25 @@ def count_prompts(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
     """
     if not folders:
         return []
-    store = Store(next(iter(folders.values())).parent.parent)
+    first_folder = next(iter(folders.values()))
+    store = Store(first_folder.parent.parent)
     count_tokens, is_exact = token_counter(recipe, store)
     protocol = build_protocol(recipe.protocol)
     schema = schemas(recipe)
-    found = []
+    fits = []
     for pool in bounded_pools(recipe):
         if pool.step not in folders:
             continue
-        turns = recipe.protocol.max_turns_eval if pool.pool == "test" else recipe.protocol.max_turns
+        turns = recipe.protocol.max_turns
+        if pool.pool == "test":
+            turns = recipe.protocol.max_turns_eval
         sizes = PromptSizes(count_tokens, pool.limit)
         for example in each_example(folders[pool.step], pool.pool):
             messages = protocol.prompt(example, schema(example.database), turns)
-            sizes.add(example.database.id, "\n".join(content for _, content in messages))
-        found.append(_pool_fit(pool, sizes, is_exact, recipe.data.max_unfit_share))
-    return found
+            contents = [content for _, content in messages]
+            sizes.add(example.database.id, "\n".join(contents))
+        fits.append(_pool_fit(pool, sizes, is_exact, recipe.data.max_unfit_share))
+    return fits
 
 
 def _pool_fit(pool: BoundedPool, sizes: PromptSizes, is_exact: bool, allowed_share: float) -> PoolFit:
@@ -178,13 +173,7 @@ def _pool_fit(pool: BoundedPool, sizes: PromptSizes, is_exact: bool, allowed_sha
     about = "" if is_exact else "about "
     line = f"{about}{unfit} of {questions} prompts of {pool.title} have no room for an answer in {pool.limit:,} tokens"
     if unfit:
-        named = [
-            f"{database} {number} (up to {max(sizes.sizes[database]):,.0f})"
-            for database, number in list(by_database.items())[:SHOWN]
-        ]
-        line += f": {', '.join(named)}"
-        if len(by_database) > SHOWN:
-            line += f", and {len(by_database) - SHOWN} more"
+        line += f": {_databases_in_words(by_database, sizes)}"
     hint = ""
     if unfit > allowed_share * questions:
         percent = -(-100 * unfit // max(1, questions))
@@ -195,14 +184,39 @@ def _pool_fit(pool: BoundedPool, sizes: PromptSizes, is_exact: bool, allowed_sha
     return PoolFit(pool.title, questions, unfit, line, hint)
 
 
+def _databases_in_words(unfit_by_database: Mapping[str, int], sizes: PromptSizes) -> str:
+    """The databases with the most prompts that do not fit, each with its longest one."""
+    texts = []
+    for database, number in list(unfit_by_database.items())[:SHOWN]:
+        longest = max(sizes.sizes[database])
+        texts.append(f"{database} {number} (up to {longest:,.0f})")
+    n_more = len(unfit_by_database) - len(texts)
+    if n_more:
+        texts.append(f"and {n_more} more")
+    return ", ".join(texts)
+
+
+def _sft_budgets(recipe: Recipe) -> dict[str, int]:
+    """The token budgets of the episodes that SFT learns from, and of SFT itself."""
+    budgets: dict[str, int] = {}
+    if "synthesize" in recipe.stages:
+        for index, teacher in enumerate(recipe.synthesis.teachers):
+            if teacher.kind == "policy":
+                section = f"synthesis.mix.{index}" if recipe.synthesis.mix else "synthesis.teacher"
+                budgets[f"{section}.sampling.episode_tokens"] = teacher.sampling.episode_tokens
+    if "sft" in recipe.stages:
+        budgets["sft.max_tokens"] = recipe.sft.max_tokens
+    return budgets
+
+
 def require_fit(recipe: Recipe, folders: Mapping[str, Path]) -> list[str]:
     """Lines about pools with prompts that do not fit.
 
     Raises:
         RecipeError: more than `data.max_unfit_share` of a pool.
     """
-    found = count_prompts(recipe, folders)
-    for pool in found:
-        if pool.hint:
-            raise RecipeError(pool.line, pool.hint)
-    return [pool.line for pool in found if pool.unfit]
+    fits = count_prompts(recipe, folders)
+    for fit in fits:
+        if fit.hint:
+            raise RecipeError(fit.line, fit.hint)
+    return [fit.line for fit in fits if fit.unfit]

@@ -91,8 +91,13 @@ class CheckedQuestions:
 
     def training_first(self) -> list[Example]:
         """All questions, those of training pools first."""
-        training = [question for pool in self.of_training() for question in pool.questions]
-        held_out = [question for pool in self.pools if pool.name not in TRAINING_POOLS for question in pool.questions]
+        training: list[Example] = []
+        held_out: list[Example] = []
+        for pool in self.pools:
+            if pool.name in TRAINING_POOLS:
+                training += pool.questions
+            else:
+                held_out += pool.questions
         return [*training, *held_out]
 
     @property
@@ -104,8 +109,10 @@ class CheckedQuestions:
 def read_questions(recipe: Recipe, store: Store, progress: Progress) -> CheckedQuestions:
     """The questions of a recipe; stages that read them are made."""
     steps = graph.plan(recipe, store, among=stages_with_questions(recipe, progress.say))
-    folders = {step.name: graph.execute(step, recipe, store, progress, steps).folder for step in steps}
-    seen: set[tuple[str, ...]] = set()
+    folders: dict[str, Path] = {}
+    for step in steps:
+        folders[step.name] = graph.execute(step, recipe, store, progress, steps).folder
+    identities: set[tuple[str, ...]] = set()
     pools = []
     for folder in folders.values():
         for name in POOLS:
@@ -114,8 +121,8 @@ def read_questions(recipe: Recipe, store: Store, progress: Progress) -> CheckedQ
                 # Each stage links a database in its own folder; the target of the link is the same.
                 database = os.path.realpath(example.database.location)
                 identity = (example.id, example.question, example.gold_sql, database)
-                if identity not in seen:
-                    seen.add(identity)
+                if identity not in identities:
+                    identities.add(identity)
                     questions.append(example)
             pools.append(CheckedPool(name, questions))
     return CheckedQuestions(folders, pools)
@@ -228,6 +235,7 @@ class EmptyAnswers:
 def pay_empty_answers(recipe: Recipe, pools: Sequence[Sequence[Example]], progress: Progress) -> EmptyAnswers:
     """Judge and pay an answer without rows to each question."""
     rubric = Rubric(recipe.rewards) if recipe.rewards else None
+    reads = rubric.reads if rubric is not None else ()
     judged = 0
     right = 0
     paid = 0.0
@@ -235,14 +243,12 @@ def pay_empty_answers(recipe: Recipe, pools: Sequence[Sequence[Example]], progre
     progress.begin("empty answers", sum(map(len, pools)), "queries")
     with Environment(recipe, workers=None) as environment:
         for chunk in _question_chunks(pools):
-            queries = [(example.database, example.gold_sql) for example in chunk]
-            golds = environment.sql.execute_many(queries, max_rows=1)
-            empty_answers = [
-                one_turn(example, empty_query(len(gold.columns))) for example, gold in zip(chunk, golds, strict=True)
-            ]
+            empty_answers = _empty_answers(chunk, environment)
             gold_answers = [one_turn(example, example.gold_sql) for example in chunk]
-            outcomes = environment.judge([*empty_answers, *gold_answers], chunk, rubric.reads if rubric else ())
-            for outcome, gold_outcome in zip(outcomes[: len(chunk)], outcomes[len(chunk) :], strict=True):
+            outcomes = environment.judge([*empty_answers, *gold_answers], chunk, reads)
+            empty_outcomes = outcomes[: len(chunk)]
+            gold_outcomes = outcomes[len(chunk) :]
+            for outcome, gold_outcome in zip(empty_outcomes, gold_outcomes, strict=True):
                 if outcome.broken or gold_outcome.broken:
                     continue
                 judged += 1
@@ -254,6 +260,17 @@ def pay_empty_answers(recipe: Recipe, pools: Sequence[Sequence[Example]], progre
     if rubric is None or not judged:
         return EmptyAnswers(judged, right, None, None)
     return EmptyAnswers(judged, right, paid / judged, paid_gold / judged)
+
+
+def _empty_answers(questions: Sequence[Example], environment: Environment) -> list[Trajectory]:
+    """An answer without rows to each question, as wide as its gold result."""
+    queries = [(example.database, example.gold_sql) for example in questions]
+    golds = environment.sql.execute_many(queries, max_rows=1)
+    answers = []
+    for example, gold in zip(questions, golds, strict=True):
+        query = empty_query(len(gold.columns))
+        answers.append(one_turn(example, query))
+    return answers
 
 
 def empty_query(width: int) -> str:

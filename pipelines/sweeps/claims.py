@@ -173,8 +173,9 @@ def _scores_beyond(run: FinishedEvaluation, name: str, beyond: str | None) -> Sc
     if beyond is None:
         return scores
     subtracted = measure(beyond).scores(run)
-    return {
-        question: (cluster, value - subtracted[question][1])
-        for question, (cluster, value) in scores.items()
-        if question in subtracted
-    }
+    differences = {}
+    for question, (cluster, value) in scores.items():
+        if question in subtracted:
+            _, other_value = subtracted[question]
+            differences[question] = (cluster, value - other_value)
+    return differences

@@ -93,10 +93,13 @@ def _refuse_repeated_axes(axes: Sequence[Sequence[AxisValue]]) -> None:
 
 
 def _cell(name: str, combination: Sequence[AxisValue], axes: Sequence[Sequence[AxisValue]]) -> SweepCell:
-    words = [word for value in combination for word in value.words]
-    after = _values_of(AFTER, words)
-    if any(stage not in CHECKPOINTS for stage in after):
-        raise RecipeError(f"there is no checkpoint {after[-1]!r}", f"Write {AFTER}= with {', '.join(CHECKPOINTS)}.")
+    words: list[str] = []
+    for value in combination:
+        words += value.words
+    checkpoints = _values_of(AFTER, words)
+    if any(stage not in CHECKPOINTS for stage in checkpoints):
+        hint = f"Write {AFTER}= with {', '.join(CHECKPOINTS)}."
+        raise RecipeError(f"there is no checkpoint {checkpoints[-1]!r}", hint)
     source = [name, *_values_of(RECIPE, words)][-1]
     overrides = _overrides(words)
     recipe = recipes.load(source, overrides)
@@ -112,13 +115,14 @@ def _cell(name: str, combination: Sequence[AxisValue], axes: Sequence[Sequence[A
         recipe=recipe,
         source=source,
         overrides=tuple(overrides),
-        after=after[-1] if after else "",
+        after=checkpoints[-1] if checkpoints else "",
         asked=tuple(asked),
     )
 
 
 def _values_of(axis: str, words: Sequence[str]) -> list[str]:
-    return [word.removeprefix(f"{axis}=") for word in words if word.startswith(f"{axis}=")]
+    start = f"{axis}="
+    return [word.removeprefix(start) for word in words if word.startswith(start)]
 
 
 def _overrides(words: Sequence[str]) -> list[str]:
@@ -169,7 +173,7 @@ def _split_outside_brackets(text: str) -> list[str]:
 
 def forecast(planned: Sequence[SweepCell], store: Store) -> Iterator[str]:
     """The stages to make: a line a cell with those that no cell before it makes, then the sum."""
-    seen: set[tuple[str, str]] = set()  # (stage, key) of the cells before
+    stages_before: set[tuple[str, str]] = set()  # (stage, key) of the cells before
     to_make = 0
     cached = 0
     shared = 0
@@ -181,17 +185,18 @@ def forecast(planned: Sequence[SweepCell], store: Store) -> Iterator[str]:
             continue
         new = []
         for step in steps:
-            if (step.name, step.key) in seen:
+            if (step.name, step.key) in stages_before:
                 shared += 1
             elif step.cached:
                 cached += 1
             else:
                 new.append(step.name)
         to_make += len(new)
-        seen |= {(step.name, step.key) for step in steps}
+        stages_before |= {(step.name, step.key) for step in steps}
         if cell.asked:
             new.append("its checkpoint asked once more")
-        yield f"{cell.name}: {', '.join(new) or 'nothing to make'}"
+        listed = ", ".join(new) or "nothing to make"
+        yield f"{cell.name}: {listed}"
     yield f"{len(planned)} cells: {to_make} stages to make, {cached} cached, {shared} shared"
 
 
@@ -234,7 +239,9 @@ class _CellMaker:
         except StoppedError:
             raise
         except Exception as fault:  # also a fault of ours or of a library ends one cell and not the sweep
-            error = str(fault) if isinstance(fault, SqltrainError) else f"{type(fault).__name__}: {fault}"
+            error = str(fault)
+            if not isinstance(fault, SqltrainError):
+                error = f"{type(fault).__name__}: {fault}"
             for stage, written in before.items():
                 if not self._store.has(*stage) and self._last_write(*stage) != written:
                     self._errors[stage] = error
@@ -243,7 +250,9 @@ class _CellMaker:
     def _last_write(self, stage: str, key: str) -> int:
         """When a stage's work folder was last written to, in nanoseconds; 0 without one."""
         work = self._store.work(stage, key)
-        return work.stat().st_mtime_ns if work.is_dir() else 0
+        if not work.is_dir():
+            return 0
+        return work.stat().st_mtime_ns
 
     def _make_once(self, cell: SweepCell) -> None:
         """Make a cell's recipe; cells that show checkpoints of one run have the same."""
@@ -255,18 +264,21 @@ class _CellMaker:
     def _evaluate(self, cell: SweepCell) -> FinishedCell:
         """Make a cell, and read the evaluation on its first benchmark and the curves of the training before it."""
         self._make_once(cell)
-        evaluated_cell = asked_again(cell, self._store) if cell.asked else cell
+        evaluated_cell = cell
+        if cell.asked:
+            evaluated_cell = asked_again(cell, self._store)
         self._make_once(evaluated_cell)
         _, checkpoint = _evaluated(cell, self._store)
         evaluation, trained = _evaluated(evaluated_cell, self._store)
         recipe = evaluated_cell.recipe
         settings = recipe.evaluation
+        possible_ks = [k for k in settings.ks if k <= settings.samples]
         curves = tuple(read_json_lines(trained.folder / "curves.jsonl"))
         run = FinishedEvaluation(
             records=tuple(read_records(evaluation.folder, "greedy", "sampled")),
             single_turn=tuple(read_records(evaluation.folder, SINGLE_TURN)),
             equality=recipe.headline,
-            k=max((k for k in settings.ks if k <= settings.samples), default=1),
+            k=max(possible_ks, default=1),
             rule=Rule.of(settings),
             seed=recipe.seed,
             curves=curves,
@@ -291,7 +303,8 @@ def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
     """The teacher and the judge of a row's checkpoint, and the schema in its prompts."""
     teacher = "none"
     if "synthesize" in recipe.stages and checkpoint != "model":
-        teacher = " and ".join(teacher.endpoint or teacher.kind for teacher in recipe.synthesis.teachers)
+        teachers = [teacher.endpoint or teacher.kind for teacher in recipe.synthesis.teachers]
+        teacher = " and ".join(teachers)
     judges = []
     for term in recipe.rewards:
         if term.term == "judge" and term.weight:
@@ -308,15 +321,17 @@ def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
 def _evaluated(cell: SweepCell, store: Store) -> tuple[graph.Step, graph.Step]:
     """The evaluation that a cell shows, and the stage that made the checkpoint."""
     steps = {step.name: step for step in graph.plan(cell.recipe, store)}
-    evaluations = []
+    evaluated = []
     for checkpoint in CHECKPOINTS:
         if cell.after in ("", checkpoint) and f"evaluate_{checkpoint}" in steps:
-            evaluations.append(steps[f"evaluate_{checkpoint}"])
-    if not evaluations:
-        wanted = f"the stage evaluate, and {cell.after} before it" if cell.after else "the stage evaluate"
+            evaluated.append(checkpoint)
+    if not evaluated:
+        wanted = "the stage evaluate"
+        if cell.after:
+            wanted += f", and {cell.after} before it"
         raise RecipeError(f"recipe {cell.recipe.name} evaluates nothing here", f"A table wants {wanted}.")
-    evaluation = evaluations[-1]
-    return evaluation, steps[evaluation.name.removeprefix("evaluate_")]
+    checkpoint = evaluated[-1]
+    return steps[f"evaluate_{checkpoint}"], steps[checkpoint]
 
 
 def baseline_of(planned: Sequence[SweepCell], name: str | None) -> Mapping[str, str]:

@@ -51,6 +51,7 @@ class Meter:
         from its seconds by what they were spent on and its tokens.
         """
         trained = spent.get(TRAINED, 0.0)
+        computed = spent.get(COMPUTED, trained)
         sampled = spent.get(SAMPLED, 0.0)
         training_s = spent.get("train_seconds", spent["seconds"])
         waited_s = spent.get("generate_seconds", 0.0)
@@ -59,11 +60,13 @@ class Meter:
         if trained and training_s:
             rates["trained_per_s"] = trained / training_s
             if self.peak is not None:
-                rates["mfu"] = self.operations * spent.get(COMPUTED, trained) / training_s / self.peak
+                rates["mfu"] = self.operations * computed / training_s / self.peak
         if sampled and sampling_s:
             rates["sampled_per_s"] = sampled / sampling_s
         if all(name in spent for name in WORK) and spent["seconds"]:
-            worked_s = training_s if SAMPLER in spent else training_s + waited_s
+            worked_s = training_s
+            if SAMPLER not in spent:
+                worked_s += waited_s
             rates["idle"] = max(0.0, 1.0 - worked_s / spent["seconds"])
         return rates
 
@@ -200,21 +203,31 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
 
 def state_bytes(network: Any) -> int:
     """What one checkpoint takes on disk: what is saved of the weights, and two moments of each trained one."""
+    trained = 0
+    total = 0
     weights: list[torch.Tensor] = list(network.parameters())
-    trained = sum(4 * weight.numel() for weight in weights if weight.requires_grad)
+    for weight in weights:
+        total += weight.numel() * weight.element_size()
+        if weight.requires_grad:
+            trained += 4 * weight.numel()
     if hasattr(network, "peft_config"):  # adapters alone are saved
         return 3 * trained
-    return sum(weight.numel() * weight.element_size() for weight in weights) + 2 * trained
+    return total + 2 * trained
 
 
 def last_whole_checkpoint(out: Path) -> str | None:
     """The newest checkpoint that was written to its end; those cut short are removed."""
-    folders = sorted((out / CHECKPOINTS).glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    for folder in folders:
-        if not (folder / WHOLE).exists():
+    newest = None
+    for folder in sorted((out / CHECKPOINTS).glob("checkpoint-*"), key=_step_of):
+        if (folder / WHOLE).exists():
+            newest = str(folder)
+        else:
             shutil.rmtree(folder)
-    whole = [folder for folder in folders if folder.exists()]
-    return str(whole[-1]) if whole else None
+    return newest
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _cut_back(path: Path, step: int) -> list[dict[str, Any]]:
