@@ -157,7 +157,8 @@ def _rows(inbox: Path, table: str | None, day: date | None) -> Iterator[tuple[st
         return
     if not inbox.is_dir():
         raise DataError(f"no inbox at {inbox}", "Make that folder, or set nightly.inbox.")
-    files = [path for path in sorted(inbox.iterdir()) if not path.name.startswith(".")]
+    entries = sorted(inbox.iterdir())
+    files = [path for path in entries if not path.name.startswith(".")]
     _refuse_unread_files(inbox, files)
     for path in files:
         if path.suffix.lower() not in READ:
@@ -182,7 +183,8 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 def _refuse_unread_files(inbox: Path, files: Sequence[Path]) -> None:
     unread = [path for path in files if path.is_file() and path.suffix.lower() in UNREAD]
-    unread += [path for path in sorted(inbox.glob("[!.]*/*")) if path.suffix.lower() in READ]
+    in_subfolders = sorted(inbox.glob("[!.]*/*"))
+    unread += [path for path in in_subfolders if path.suffix.lower() in READ]
     if unread:
         names = ", ".join(str(path.relative_to(inbox)) for path in unread)
         raise DataError(

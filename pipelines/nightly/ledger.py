@@ -90,7 +90,8 @@ class Ledger:
         Raises:
             ChampionChanged: `standing` is no longer the tier's incumbent.
         """
-        row = {"event": event, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        row = {"event": event, "at": now, **fields}
         tier = fields.get("tier", PROD)
         if row.get("tier") == PROD:  # lines about prod are as they were before there was another tier
             del row["tier"]

@@ -124,7 +124,8 @@ def _decided_batches(lines: bytes, remote_name: str) -> set[str]:
         DataError: it is not a ledger, or it names a stage, a key or a checkpoint that no store could have.
     """
     try:
-        rows = [json.loads(line) for line in lines.split(b"\n")[:-1] if line.strip()]
+        *whole_lines, _ = lines.split(b"\n")
+        rows = [json.loads(line) for line in whole_lines if line.strip()]
         names = []
         for row in rows:
             if row["event"] in DECIDING and row["decision"] == "promoted":

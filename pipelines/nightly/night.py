@@ -74,7 +74,8 @@ class Challenger:
 
 def night_title(recipe: Recipe, store: Store) -> str:
     """The recipe's name and the number of the night that begins."""
-    nights = sum(row["event"] == "night" for row in Ledger(store, recipe.name).lines())
+    lines = Ledger(store, recipe.name).lines()
+    nights = sum(line["event"] == "night" for line in lines)
     return f"{recipe.name} night {nights + 1}"
 
 
@@ -269,7 +270,8 @@ def _admit(context: NightContext, ledger: Ledger, batch: Path, base: Keys, is_fr
         steps = graph.plan(recipe, context.store, among=CURATION)
         if is_fresh and inbox.set_held_out_aside(batch, _held_out_repeats(steps)):
             return _admit(context, ledger, batch, base, is_fresh)
-        raise _refuse_batches(ledger, [batch], error, _quarantine(context.store, steps[0])) from error
+        bad_rows = _quarantine(context.store, steps[0])
+        raise _refuse_batches(ledger, [batch], error, bad_rows) from error
     return keys
 
 

@@ -86,7 +86,8 @@ def reasons_to_keep(
     for name in sealed:
         if name[0] != "leakage":  # no other stage reads leakage, so no root leads to it
             continue
-        inputs = [*_manifest(store, name, damaged).get("inputs", {}).items()]
+        manifest = _manifest(store, name, damaged)
+        inputs = list(manifest.get("inputs", {}).items())
         if inputs and all(need in reasons for need in inputs):
             reasons.setdefault(name, reasons[inputs[-1]])
     if damaged:

@@ -91,7 +91,8 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
         is_rl = pl.col("pool") == "rl"
         offset = pl.when(is_rl).then(n_sources).otherwise(0)
         frames_of_parts.append(frame.with_columns(part=pl.col("part") + offset))
-        last_source = frame.filter(is_rl).select(pl.col("part").max()).collect().item()
+        rl_rows = frame.filter(is_rl)
+        last_source = rl_rows.select(pl.col("part").max()).collect().item()
         if last_source is not None:
             n_sources += int(last_source) + 1
     pl.concat(frames_of_parts, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
@@ -150,7 +151,8 @@ def _join_demonstrations(
 
 def _join_gold_schemas(folder: Path, folders: Sequence[Path]) -> None:
     """Gold schemas of all parts; that of a held-out question, which all parts have, once."""
-    frame = pl.concat([frames.read(source / DATA) for source in folders], how="diagonal_relaxed")
+    frames_of_parts = [frames.read(source / DATA) for source in folders]
+    frame = pl.concat(frames_of_parts, how="diagonal_relaxed")
     frame = frame.unique("example_id", keep="first", maintain_order=True)
     frames.write(folder / DATA, frame)
     n_accepted = sum(json.loads(value) for value in frame["accepted"])

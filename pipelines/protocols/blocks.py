@@ -82,7 +82,8 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], thought: s
         if error:
             return Scan(tuple(blocks), stray, error)
         if closing:
-            blocks.append(Block(name, text[start : match.start()].strip()))
+            body = text[start : match.start()].strip()
+            blocks.append(Block(name, body))
             opened = ""
             end = match.end()
         else:
@@ -126,7 +127,8 @@ class StopStrings:
     def __init__(self, tokenizer: Any, stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self._stops = tuple(stops)
         self._decode = decode
-        self._tail = max((len(stop.encode()) for stop in stops), default=0)  # each token spells at least one byte
+        n_bytes = [len(stop.encode()) for stop in stops]
+        self._tail = max(n_bytes, default=0)  # each token spells at least one byte
         last_signs = {stop[-1] for stop in stops}
         is_ascii = all(sign.isascii() for sign in last_signs)  # other signs may be spelt over several tokens
         may_end: set[int] = set()

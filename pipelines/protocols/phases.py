@@ -97,7 +97,9 @@ class Phases(Protocol):
         text = self._rendered_schema(example, schema)
         if self.brief:
             text = f" {text}"
-        return (*messages, ("assistant", self.write(look)), ("user", self._respond(text)))
+        turn = ("assistant", self.write(look))
+        observation = ("user", self._respond(text))
+        return (*messages, turn, observation)
 
     def _instructions(self) -> str:
         """What the prompt file says of each phase; "" in brief prompts."""

@@ -43,7 +43,11 @@ class AuditLog:
         """Append entries; see `append`."""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         head = {"at": now, "who": self._user, "pid": os.getpid()}
-        rows = [{**head, **entry._asdict(), "ms": round(entry.ms, 3)} for entry in entries]
+        rows = []
+        for entry in entries:
+            fields = entry._asdict()
+            fields["ms"] = round(entry.ms, 3)
+            rows.append({**head, **fields})
         append(self._path, rows, self._max_bytes)
 
 
@@ -52,7 +56,8 @@ def append(path: Path, rows: Sequence[Mapping[str, Any]], max_bytes: int = MAX_B
 
     A full file becomes NAME.1, NAME.1 becomes NAME.2, and so on up to `MAX_OLD_FILES`. Without rows the file is made.
     """
-    lines = [json.dumps(row, ensure_ascii=True, separators=(",", ":")) + "\n" for row in rows]
+    encoder = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
+    lines = [encoder.encode(row) + "\n" for row in rows]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size >= max_bytes:

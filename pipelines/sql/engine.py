@@ -61,7 +61,8 @@ class Pair:
 
     def with_single_gold(self) -> list[Pair]:
         """The prediction with each gold query alone."""
-        return [Pair(self.database, gold, self.predicted_sql) for gold in (self.gold_sql, *self.more)]
+        golds = [self.gold_sql, *self.more]
+        return [Pair(self.database, gold, self.predicted_sql) for gold in golds]
 
 
 @dataclass(frozen=True, slots=True)

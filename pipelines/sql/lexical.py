@@ -92,7 +92,11 @@ def differ_in_case_alone(sql: str, other: str) -> bool:
 
 def writes(script: str) -> bool:
     """Whether a script may change data or schema, by a word outside quotes and comments; rather too often."""
-    bare = [match[0] for match in _PIECE.finditer(script) if match["comment"] is None and not _is_quoted(match[0])]
+    bare = []
+    for match in _PIECE.finditer(script):
+        is_comment = match["comment"] is not None
+        if not is_comment and not _is_quoted(match[0]):
+            bare.append(match[0])
     return _WORD_THAT_WRITES.search(" ".join(bare)) is not None
 
 

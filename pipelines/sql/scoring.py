@@ -62,7 +62,8 @@ def read_gold(path: Path) -> list[GoldQuery]:
         if not tab:
             raise DataError(f"{where}: no tab between the gold SQL and its database", "Is it a gold file?")
         sql = sql.strip().removesuffix(BIRD_SEPARATOR.strip())  # Some files name databases as predictions do.
-        golds.append(GoldQuery(sql.strip(), _checked_name(where, db_id.strip())))
+        name = _checked_name(where, db_id.strip())
+        golds.append(GoldQuery(sql.strip(), name))
     return golds
 
 

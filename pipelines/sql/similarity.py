@@ -56,7 +56,10 @@ def _is_compared(word: str, before: str, shape: list[str]) -> bool:
     """Whether a text in double quotes stands where a value is compared; a lone quote passes for a value."""
     if word == '"':
         return True
-    return before != "." and _COMPARED.search(" ".join(shape[-3:])) is not None
+    if before == ".":
+        return False
+    last_words = " ".join(shape[-3:])
+    return _COMPARED.search(last_words) is not None
 
 
 def _is_bare_name(word: str, behind: str) -> bool:

@@ -46,7 +46,9 @@ def note_latency(
     path: Path, pass_name: str, episodes: int, timing: Timing, bought: BoughtTokens = NOTHING_BOUGHT
 ) -> None:
     """Add a line to a file of latencies; processes may share the file."""
-    row = {"pass": pass_name, "episodes": episodes, **dataclasses.asdict(timing), **dataclasses.asdict(bought)}
+    row: dict[str, Any] = {"pass": pass_name, "episodes": episodes}
+    row |= dataclasses.asdict(timing)
+    row |= dataclasses.asdict(bought)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
 

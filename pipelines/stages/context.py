@@ -101,7 +101,8 @@ def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example
     Args:
         part: the index of a source in its pool, to read its examples alone.
     """
-    frame = frames.read(folder / DATA).filter(pl.col("pool").is_in(pools))
+    every_example = frames.read(folder / DATA)
+    frame = every_example.filter(pl.col("pool").is_in(pools))
     if part is not None:
         frame = frame.filter(pl.col("part") == part)
     return resolve_locations(frames.from_frame(frame, Example), folder)

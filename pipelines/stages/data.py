@@ -115,7 +115,8 @@ def refuse_shared_ids(path: Path) -> None:
     if shared.is_empty():
         return
     rows = [shared["row_first"][0], shared["row"][0]]
-    first, second = frames.read(path, "id", "question")[rows].iter_rows(named=True)
+    both = frames.read(path, "id", "question")[rows]
+    first, second = both.iter_rows(named=True)
     raise DataError(
         f"{shared.height} training questions have the id of another question; the first: {first['id']!r} stands "
         f"for {first['question']!r} and for {second['question']!r}",
@@ -150,7 +151,8 @@ def write_pools(ctx: Context, sources: Sequence[PoolSource]) -> None:
     pools = {source.pool for source in sources}
     if len(pools) < len(sources):
         _keep_first_of_each_id(path)
-    for pool, number in frames.read(path, "pool")["pool"].value_counts().iter_rows():
+    pool_column = frames.read(path, "pool")["pool"]
+    for pool, number in pool_column.value_counts().iter_rows():
         figures[f"{pool}_examples"] = float(number)
     ctx.metrics({**figures, "quarantined": quarantined})
 
@@ -235,6 +237,7 @@ def _write_rejected(ctx: Context, parts: Sequence[SourcePart], checked: Sequence
 
 def _keep_first_of_each_id(path: Path) -> None:
     """Keep the first of a pool's questions of one id, which several sources may have."""
-    is_first = frames.read(path, "pool", "id").select(pl.struct("pool", "id").is_first_distinct()).to_series()
+    pools_and_ids = frames.read(path, "pool", "id")
+    is_first = pools_and_ids.select(pl.struct("pool", "id").is_first_distinct()).to_series()
     if not is_first.all():
         frames.keep(path, is_first.arg_true())

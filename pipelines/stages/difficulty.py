@@ -52,7 +52,8 @@ def score_difficulty(ctx: Context) -> None:
             "Set difficulty.max_pass, or raise difficulty.explore or difficulty.candidates.",
         )
     frames.write(ctx.folder / DATA, scored)
-    frames.write(ctx.folder / "selected.parquet", pl.DataFrame(names, ["example_id", "set"], orient="row"))
+    selected = pl.DataFrame(names, ["example_id", "set"], orient="row")
+    frames.write(ctx.folder / "selected.parquet", selected)
     counts = {"balanced": len(chosen.balanced), "explore": len(chosen.explore), "unscored": unscored}
     figures = difficulty.difficulty_figures(scored, settings.group)
     ctx.metrics({**counts, **figures})
@@ -79,7 +80,8 @@ def _candidates(ctx: Context) -> list[pl.DataFrame]:
     """
     settings = ctx.recipe.difficulty
     data = ctx.inputs["data"]
-    pools = [rows_of(data, "rl", part=part) for part in range(len(ctx.recipe.data.rl))]
+    n_sources = len(ctx.recipe.data.rl)
+    pools = [rows_of(data, "rl", part=part) for part in range(n_sources)]
     if settings.explore_parts:
         explores_sft = bool(settings.explore_parts[0])
         sft_pool = _trained_questions(ctx) if explores_sft else pools[0].clear()

@@ -43,7 +43,8 @@ def filter_trajectories(ctx: Context) -> None:
     quality = _write_dataset_card(ctx, source, selected, kept_rows)
 
     n_kept = len(kept_rows)
-    figures: dict[str, float] = {"kept": n_kept, "acceptance": n_kept / max(1, len(selected))}
+    acceptance = n_kept / max(1, len(selected))
+    figures: dict[str, float] = {"kept": n_kept, "acceptance": acceptance}
     for reason, count in quality["left_out"].items():
         figures[f"left_out_{reason}"] = float(count)
     ctx.metrics(figures)

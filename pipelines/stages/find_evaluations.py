@@ -51,9 +51,10 @@ def compare_runs(
     if len(paths) < 2:
         raise DataError("a comparison needs two runs", HINT)
     runs = _with_distinct_names(_main_runs_first([load_runs(path) for path in paths]))
-    names = paired_comparison.common_names([(*run.records, *run.single_turn) for run in runs])
-    systems = [_renamed_system(run, run_names) for run, run_names in zip(runs, names, strict=True)]
-    data = ReportData("comparison", choose_equality(runs, equality), tuple(systems), examples={})
+    records_by_run = [(*run.records, *run.single_turn) for run in runs]
+    names = paired_comparison.common_names(records_by_run)
+    systems = tuple(map(_renamed_system, runs, names))
+    data = ReportData("comparison", choose_equality(runs, equality), systems, examples={})
     if not data.comparisons:
         raise DataError("the runs share no question", "Compare evaluations of the same benchmark.")
     return data, runs, names
@@ -167,7 +168,8 @@ def _read_passes(file: Path) -> dict[str, list[EpisodeRecord]]:
             equalities = set(record.scores)
         if set(record.scores) != equalities:
             raise DataError(f"{file}, line {number} has verdicts under other equalities than the lines before", HINT)
-        by_pass.setdefault(str(row.get("pass", record.mode)), []).append(record)
+        pass_name = str(row.get("pass", record.mode))
+        by_pass.setdefault(pass_name, []).append(record)
     return by_pass
 
 

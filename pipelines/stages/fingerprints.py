@@ -78,7 +78,8 @@ class Digests:
         if self._new and self._path is not None:
             with contextlib.suppress(OSError, ResourceError):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(self._path, json.dumps({**self._known, **self._new}, sort_keys=True))
+                digests = {**self._known, **self._new}
+                write_atomic(self._path, json.dumps(digests, sort_keys=True))
 
     @staticmethod
     def _cache_key(path: Path) -> tuple[str, bool]:

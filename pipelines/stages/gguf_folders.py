@@ -23,7 +23,9 @@ def gguf_folder(file: Path, store: Store, say: Callable[[str], None]) -> Path:
 
     about = {"file": file.name, "version": gguf_model.VERSION}
     waiting = f"another run is reading {file.name}; waiting"
-    return store.make(STAGE, gguf_key(file, store), build, about, lambda: say(waiting)) / "model"
+    key = gguf_key(file, store)
+    folder = store.make(STAGE, key, build, about, lambda: say(waiting))
+    return folder / "model"
 
 
 def model_folder(named: str, store: Store, say: Callable[[str], None]) -> Path:

@@ -46,7 +46,8 @@ def write_gold_schemas(ctx: Context) -> None:
             for example, static_views in zip(examples, shards.read(index), strict=True):
                 verdict = _consensus(example, static_views, extractors)
                 record = verdict.record()
-                texts.append({name: json.dumps(value, sort_keys=True) for name, value in record.items()})
+                text_by_name = {name: json.dumps(value, sort_keys=True) for name, value in record.items()}
+                texts.append(text_by_name)
                 accepted += verdict.items is not None
                 if verdict.reason:
                     line = json.dumps(record, ensure_ascii=False, sort_keys=True)
@@ -103,7 +104,8 @@ def make_extraction_run(recipe: Recipe, data: Path, places: Path) -> Run:
 
     def run(items: Sequence[Any], path: Path) -> str:
         lines = []
-        for example in examples_at(data, data_rows[items[0] : items[-1] + 1].tolist()):
+        rows = data_rows[items[0] : items[-1] + 1]
+        for example in examples_at(data, rows.tolist()):
             views = {}
             for name, extract in extractors.items():
                 found = extract(example)

@@ -135,7 +135,8 @@ class PredictionScorer:
         (system,) = report.systems
         (summary,) = report.summaries
         _write(folder / RECORDS, _json_lines(map(to_dict, system.records)))
-        _write(folder / SUMMARY, json.dumps(to_dict(summary), sort_keys=True, indent=1) + "\n")
+        summary_text = json.dumps(to_dict(summary), sort_keys=True, indent=1)
+        _write(folder / SUMMARY, summary_text + "\n")
         has_server = any(DIALECTS[database.engine].is_server for database in self.databases.values())
         try:
             if not has_server:  # the address of a server is secret
@@ -168,7 +169,9 @@ def prediction_scorer(request: ScoreRequest) -> Iterator[PredictionScorer]:
     if request.difficulty is not None:
         items = scoring.with_difficulty(items, request.difficulty)
     database_folder = Path(request.databases)
-    known_ids = [path.stem for path in database_folder.iterdir()] if database_folder.is_dir() else []
+    known_ids: list[str] = []
+    if database_folder.is_dir():
+        known_ids += [path.stem for path in database_folder.iterdir()]
     predictions = scoring.read_predictions(request.predictions, items, known_ids)
     databases = _locate_databases(request, items)
     if request.report is not None and all(EQUALITIES[name].timed for name in equalities):

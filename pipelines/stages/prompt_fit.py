@@ -50,7 +50,8 @@ class BoundedPool:
     @property
     def binding_settings(self) -> str:
         """The settings that have the smallest budget, for a message."""
-        return " and ".join(setting for setting, tokens in self.budgets.items() if tokens == self.limit)
+        settings = [setting for setting, tokens in self.budgets.items() if tokens == self.limit]
+        return " and ".join(settings)
 
 
 def token_counter(recipe: Recipe, store: Store) -> tuple[CountTokens, bool]:
@@ -62,7 +63,9 @@ def token_counter(recipe: Recipe, store: Store) -> tuple[CountTokens, bool]:
     source = recipe.model.source
     if recipe.protocol.is_brief:
         return lambda text: len(text.split()), True
-    folder = gguf_folder(Path(source), store, log.warning) if is_gguf(source) else Path(source).expanduser()
+    folder = Path(source).expanduser()
+    if is_gguf(source):
+        folder = gguf_folder(Path(source), store, log.warning)
     path = folder / "tokenizer.json"
     if not path.is_file() and source != "tiny":
         from huggingface_hub import try_to_load_from_cache

@@ -99,7 +99,8 @@ def _pass_rates(ctx: Context) -> tuple[float, ...]:
     """The pass rates of the scored questions; () without difficulty scoring."""
     if "difficulty" not in ctx.inputs:
         return ()
-    frame = frames.read(ctx.inputs["difficulty"] / DATA).filter(pl.col("samples") > 0)
+    scored = frames.read(ctx.inputs["difficulty"] / DATA)
+    frame = scored.filter(pl.col("samples") > 0)
     return tuple((frame["right"] / frame["samples"]).to_list())
 
 

@@ -170,7 +170,9 @@ class Shards(Generic[Item]):
         for index in missing:
             if enough is not None and enough():
                 break
-            progress.advance(len(self.part(index)), _finish(run, self.part(index), self.path(index)))
+            part = self.part(index)
+            note = _finish(run, part, self.path(index))
+            progress.advance(len(part), note)
         del run
         # Give back a GPU's memory: the next stage may be a process of its own.
         torch = sys.modules.get("torch")

@@ -12,6 +12,7 @@ from pipelines.core.files import read_json, write_json
 from pipelines.core.frames import DATA
 from pipelines.core.store import Store
 from pipelines.core.types import Example, StopReason, Trajectory, read_jsonl, write_jsonl
+from pipelines.endpoints.asker import Asker
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.recipe.config import Recipe
 from pipelines.rollout.engine import episode_seed
@@ -147,7 +148,10 @@ class TeacherEngines:
     def take_costs(self) -> dict[str, dict[str, float]]:
         """The costs of each endpoint's answers since the last call."""
         costs: dict[str, dict[str, float]] = {}
-        askers = {policy.name: policy.asker for policy in self.policies if isinstance(policy, OpenAIPolicy)}
+        askers: dict[str, Asker] = {}
+        for policy in self.policies:
+            if isinstance(policy, OpenAIPolicy):
+                askers[policy.name] = policy.asker
         for name, asker in askers.items():
             costs[name] = asker.take_used()
         return costs
@@ -188,7 +192,8 @@ class TeacherEngines:
             failed = [index for index, trajectory in enumerate(trajectories) if trajectory.failure == BROKE]
             if not failed:
                 break
-            retried = asyncio.run(self._run([requests[index] for index in failed], wrap))
+            again = [requests[index] for index in failed]
+            retried = asyncio.run(self._run(again, wrap))
             for index, trajectory in zip(failed, retried, strict=True):
                 trajectories[index] = trajectory
         return trajectories

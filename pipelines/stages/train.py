@@ -39,11 +39,13 @@ def model(ctx: Context) -> None:
         from pipelines.training.model import make_tiny
 
         protocol = build_protocol(ctx.recipe.protocol)
-        make_tiny(ctx.recipe.model, _corpus(ctx, protocol), protocol.tags, ctx.folder / "model", ctx.recipe.seed)
+        corpus = _corpus(ctx, protocol)
+        make_tiny(ctx.recipe.model, corpus, protocol.tags, ctx.folder / "model", ctx.recipe.seed)
         _write_checkpoint_card(ctx)
     elif is_gguf(source):
         store = Store(ctx.folder.parent.parent)
-        link_folder(gguf_folder(Path(source), store, ctx.progress.say), ctx.folder / "model")
+        plain_folder = gguf_folder(Path(source), store, ctx.progress.say)
+        link_folder(plain_folder, ctx.folder / "model")
         _write_checkpoint_card(ctx)
     else:
         # A checkpoint of the same store is referred to by a relative path, for a store may move.
@@ -51,7 +53,8 @@ def model(ctx: Context) -> None:
         path = Path(source).expanduser().resolve()
         if path.is_relative_to(folder.parent.parent):
             source = os.path.relpath(path, folder)
-        write_json(ctx.folder / REFERENCE, {"source": source, "revision": ctx.recipe.model.revision})
+        reference = {"source": source, "revision": ctx.recipe.model.revision}
+        write_json(ctx.folder / REFERENCE, reference)
     ctx.progress.advance(1)
     ctx.metrics({})
 
@@ -149,7 +152,8 @@ def _questions(ctx: Context) -> list[Example]:
         solved_ids = [id for id in ids if id not in never_solved]
         unsolved_ids = [id for id in ids if id in never_solved]
         ids = [*reversed(solved_ids), *unsolved_ids]
-    row_of = dict(rows_of(data, "sft", "rl").select("id", "row").iter_rows())
+    ids_and_rows = rows_of(data, "sft", "rl").select("id", "row")
+    row_of = dict(ids_and_rows.iter_rows())
     return examples_at(data, [row_of[id] for id in ids])
 
 

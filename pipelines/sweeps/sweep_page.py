@@ -30,7 +30,8 @@ def render_sweep(result: Sweep) -> str:
         chart_of_rows = rows_chart(result, share)
     figures = {}
     for name, lines in curves.items():
-        figures[name] = (name.replace("_", " "), chart(lines, name, row_names))
+        title = name.replace("_", " ")
+        figures[name] = (title, chart(lines, name, row_names))
     first_curves = [figures[name] for name in result.curves if name in figures]
     other_curves = [figure for name, figure in figures.items() if name not in result.curves]
     return render(
@@ -139,12 +140,14 @@ def chart(lines: Sequence[Line], name: str, row_names: Sequence[str]) -> charts.
     low, high = charts.around(bounds)
     across = charts.Scale(min(steps), max(steps), frame.left, frame.right)
     up = charts.Scale(low, high, frame.bottom, frame.top)
-    drawing: list[charts.Child] = [charts.grid_y(up, frame, charts.ticks(low, high), formats.compact)]
+    grid = charts.grid_y(up, frame, charts.ticks(low, high), formats.compact)
+    drawing: list[charts.Child] = [grid]
     ends = []
     for line in lines:
         drawing.append(_line_with_band(line, row_names.index(line.row), across, up))
         ends.append(f"{line.row} {formats.compact(line.points[-1][1])}")
-    whole_steps = [mark for mark in charts.ticks(min(steps), max(steps)) if mark == int(mark)]
+    marks = charts.ticks(min(steps), max(steps))
+    whole_steps = [mark for mark in marks if mark == int(mark)]
     drawing.append(charts.axis_x(across, frame, whole_steps, lambda step: f"{step:g}", "step"))
     return charts.canvas(width, height, f"{name} by step, at the end: {'; '.join(ends)}", drawing)
 
@@ -166,4 +169,5 @@ def _line_with_band(line: Line, row_number: int, across: charts.Scale, up: chart
         band = charts.band(upper, lower, f"band s{row_number % COLOURS}")
     last_step, last_mean, _, _ = line.points[-1]
     tip = f"{line.row}: {formats.compact(last_mean)} at step {last_step:g}"
-    return charts.tag("g", band, charts.polyline(middle, line_class(row_number)), data_tip=tip)
+    mean_line = charts.polyline(middle, line_class(row_number))
+    return charts.tag("g", band, mean_line, data_tip=tip)

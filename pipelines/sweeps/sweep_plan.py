@@ -76,7 +76,9 @@ def plan_cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]
     """
     axes: list[list[AxisValue]] = []
     if rows:
-        row_axis = [AxisValue(ROW, row, tuple(row_words)) for row, row_words in rows.items()]
+        row_axis = []
+        for row, row_words in rows.items():
+            row_axis.append(AxisValue(ROW, row, tuple(row_words)))
         axes.append(row_axis)
     axes += [_axis_values(word) for word in words]
     _refuse_repeated_axes(axes)

@@ -157,7 +157,8 @@ def table(sweep: Sweep) -> ReportTable:
     table_rows = []
     for row in rows:
         table_rows.append(tuple(cell_of(row) for _, cell_of in filled_columns))
-    return ReportTable("sweep", sweep.title, columns, tuple(table_rows), " ".join(_table_notes(sweep)))
+    notes = " ".join(_table_notes(sweep))
+    return ReportTable("sweep", sweep.title, columns, tuple(table_rows), notes)
 
 
 def _table_columns(sweep: Sweep, rows: Sequence[SweepRow]) -> Iterator[FilledColumn]:
@@ -278,7 +279,8 @@ def _errors(row: SweepRow) -> str | None:
 def _table_notes(sweep: Sweep) -> Iterator[str]:
     """The sentences under the table."""
     yield "Intervals are 95 %."
-    has_baseline_row = any(sweep.baseline.items() <= cell.values.items() for cell in sweep.cells)
+    baseline_values = sweep.baseline.items()
+    has_baseline_row = any(baseline_values <= cell.values.items() for cell in sweep.cells)
     if sweep.baseline and has_baseline_row:
         baseline = sweep.baseline.get(ROW) or cell_title(sweep.baseline)
         references = [f"from {baseline}"]

@@ -234,9 +234,15 @@ def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Ex
     cases = {example.id: example for example in examples}
     prompts = []
     for case in cases.values():
-        prompts.append(conversation(EXTRACT, schemas(case.database), "", "", SQL=case.gold_sql))
+        schema = schemas(case.database)
+        prompts.append(conversation(EXTRACT, schema, "", "", SQL=case.gold_sql))
     texts = dict(zip(cases, _answer_texts(asker.ask_all(prompts)), strict=True))
-    return lambda example: read_schema_items(texts.get(example.id), schemas(example.database), strict=True)
+
+    def extract(example: Example) -> SchemaItems | None:
+        schema = schemas(example.database)
+        return read_schema_items(texts.get(example.id), schema, strict=True)
+
+    return extract
 
 
 def link_by_endpoint(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> list[Example]:
@@ -250,7 +256,8 @@ def link_by_endpoint(asker: Asker, examples: Sequence[Example], schemas: Schemas
         prompts.append(conversation(LINK, schema, example.in_context(), example.evidence))
     linked = []
     unread = 0
-    for example, text in zip(examples, _answer_texts(asker.ask_all(prompts)), strict=True):
+    texts = _answer_texts(asker.ask_all(prompts))
+    for example, text in zip(examples, texts, strict=True):
         schema = schemas(example.database)
         items = read_schema_items(text, schema, strict=False)
         unread += items is None
@@ -351,7 +358,8 @@ def choose_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Sign
             prompts.append(_compare(CHOOSE, example, candidates, index_by_name, schemas))
     ballots: list[list[Ballot]] = [[] for _ in cases]
     unread = 0
-    for pairing, text in zip(pairings, _answer_texts(asker.ask_all(prompts)), strict=True):
+    texts = _answer_texts(asker.ask_all(prompts))
+    for pairing, text in zip(pairings, texts, strict=True):
         letter = _LETTER.fullmatch(text or "")
         if letter is None:
             unread += 1
@@ -386,7 +394,8 @@ def _selection(candidates: int, groups: Sequence[Sequence[int]], votes: Sequence
             by_candidate[index] = group_points
     winner = 0
     if groups:
-        best = max(range(len(groups)), key=lambda index: (points[index], len(groups[index]), -groups[index][0]))
+        ranks = [(points[index], len(group), -group[0]) for index, group in enumerate(groups)]
+        best = ranks.index(max(ranks))
         winner = groups[best][0]
     preference = chose_first / len(votes) if votes else 0.5
     return Selection(winner, tuple(by_candidate), preference)
@@ -430,7 +439,10 @@ Execute = Callable[[Sequence[tuple[Database, str]]], Sequence[ExecutionResult]]
 def merge_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Signature, execute: Execute) -> list[str]:
     """The final SQL of each question, in order."""
     # Groups of equal answers, the largest first; questions with several groups are revised.
-    groups_by_case = [sorted(groups_of(candidates, signature), key=len, reverse=True) for _, candidates in cases]
+    groups_by_case = []
+    for _, candidates in cases:
+        groups = groups_of(candidates, signature)
+        groups_by_case.append(sorted(groups, key=len, reverse=True))
     disputed = [case for case, groups in enumerate(groups_by_case) if len(groups) > 1]
     prompts = []
     for case in disputed:

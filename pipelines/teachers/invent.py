@@ -111,7 +111,7 @@ class Inventor:
             raise DataError(f"the database {self.database.id} has no tables")
         invented = Invented()
         spare: list[Example] = []
-        n_of_level: Counter[str] = Counter()
+        n_of_level: Counter[str | None] = Counter()
         number = 0
         tries = count * DRAFTS_PER_QUESTION
         most_of_level = -(-count // len(HARDNESS_LEVELS))
@@ -201,7 +201,8 @@ class Inventor:
             prompts = [self._proposing_prompt(plan) for plan in plans]
             answers = self.teacher.ask_all(prompts, PROPOSING)
             texts = [read_sql(answer.text if answer else None) for answer in answers]
-        results = self.sql.execute_many([(self.database, text or "") for text in texts])
+        jobs = [(self.database, text or "") for text in texts]
+        results = self.sql.execute_many(jobs)
         drafts = []
         for plan, text, result in zip(plans, texts, results, strict=True):
             if text is None:
@@ -225,7 +226,8 @@ class Inventor:
         names = sorted(table.name for table in self.schema.tables)
         quoted = [self.schema.written(name, quote) for name in dict.fromkeys(names)]
         rng = random.Random(f"{self.seed}/{number}")
-        tables = rng.sample(quoted, min(len(quoted), rng.randint(1, 3)))
+        n_tables = min(len(quoted), rng.randint(1, 3))
+        tables = rng.sample(quoted, n_tables)
         level = HARDNESS_LEVELS[number % len(HARDNESS_LEVELS)]
         style = rng.choice(sorted(STYLES))
         return TryPlan(number, tables, level, style)
@@ -241,7 +243,8 @@ class Inventor:
 
 def _has_content(result: ExecutionResult) -> bool:
     """Whether a result has a cell that is neither null nor zero."""
-    return any(cell is not None and cell != 0 for cell in itertools.chain.from_iterable(result.rows))
+    cells = itertools.chain.from_iterable(result.rows)
+    return any(cell is not None and cell != 0 for cell in cells)
 
 
 def read_sql(text: str | None) -> str | None:
@@ -289,7 +292,7 @@ def read_log(text: str, engine: EngineName) -> QueryLog:
         after = statement.after
         is_right = statement.is_closed
         if is_right and statement.inner_end is not None:
-            is_right = analyst.is_readable([(text[statement.begin : end], engine)])[0]
+            (is_right,) = analyst.is_readable([(text[statement.begin : end], engine)])
         if not is_right and statement.inner_end is not None:
             end = statement.inner_end
             after = end + 1
@@ -338,7 +341,7 @@ def schema_coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
         used.update(names)
     most_used_first = sorted(used.items(), key=lambda pair: (-pair[1], pair[0]))
     levels = Counter(example.hardness for example in examples)
-    hardness = {level: levels[level] for level in HARDNESS_LEVELS}
+    hardness: dict[str, int] = {level: levels[level] for level in HARDNESS_LEVELS}
     return Coverage(tables, joins, dict(most_used_first), hardness)
 
 

@@ -46,7 +46,8 @@ class OpenAIPolicy(Policy):
         """One agent turn; errors are those of `Connection.ask`."""
         sample = self._first_sample + request.sample
         answer = await self.asker.ask(request.messages, request.sampling, request.stop, request.max_tokens, sample)
-        text = as_turn(answer, request.stop, self._agent, self.asker.endpoint.reasoning == "keep")
+        keeps_reasoning = self.asker.endpoint.reasoning == "keep"
+        text = as_turn(answer, request.stop, self._agent, keeps_reasoning)
         return Completion(text, finish="length" if answer.kind == "truncated" else "stop")
 
     def take_used(self) -> dict[str, float]:

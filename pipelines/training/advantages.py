@@ -45,11 +45,15 @@ def turn_advantages(payments: Tensor, group: int) -> Tensor:
     is_paid = ~payments.isnan()
     to_go = payments.nan_to_num(0.0).flip(1).cumsum(1).flip(1)
     last_turn = (is_paid.sum(dim=1, keepdim=True) - 1).clamp(min=0)  # (N, 1)
-    turns = torch.arange(payments.size(1), device=payments.device).expand_as(payments)
+    n_turns = payments.size(1)
+    turns = torch.arange(n_turns, device=payments.device).expand_as(payments)
+    turns_or_last = turns.minimum(last_turn)
     takes_part = is_paid[:, :1].view(-1, group, 1)  # (N / group, group, 1)
-    earned = to_go.gather(1, turns.minimum(last_turn)).view(-1, group, payments.size(1)) * takes_part
+    earned = to_go.gather(1, turns_or_last).view(-1, group, n_turns)
+    earned = earned * takes_part
     others = takes_part.sum(dim=1, keepdim=True) - 1
-    baseline = (earned.sum(dim=1, keepdim=True) - earned) / others.clamp(min=1)
+    earned_by_others = earned.sum(dim=1, keepdim=True) - earned
+    baseline = earned_by_others / others.clamp(min=1)
     centred = ((earned - baseline) * (others > 0)).view_as(payments)
     return centred.where(is_paid & (centred.abs() > SAME), 0.0)
 
@@ -63,11 +67,14 @@ def has_signal(rewards: Tensor, group: int, baseline: Baseline = "group") -> Ten
     """(N,) whether an episode takes part, and the rewards that it is compared with are not all equal."""
     compared = rewards.numel() if baseline == "batch" else group
     is_equal = zero_variance(rewards, compared)
-    return ~rewards.isnan() & ~is_equal.repeat_interleave(rewards.numel() // len(is_equal))
+    repeats = rewards.numel() // len(is_equal)
+    return ~rewards.isnan() & ~is_equal.repeat_interleave(repeats)
 
 
 def _deviation(grouped: Tensor) -> Tensor:
     """(B,) sample deviations of the rewards that are not NaN; 0 for fewer than two."""
     count = (~grouped.isnan()).sum(dim=1)
-    centred = (grouped - grouped.nanmean(dim=1, keepdim=True)).nan_to_num(0.0)
-    return ((centred**2).sum(dim=1) / (count - 1).clamp(min=1)).sqrt()
+    mean = grouped.nanmean(dim=1, keepdim=True)
+    centred = (grouped - mean).nan_to_num(0.0)
+    squares = (centred**2).sum(dim=1)
+    return (squares / (count - 1).clamp(min=1)).sqrt()

@@ -45,7 +45,8 @@ def _refused_advantages(recipe: Recipe) -> Refusals:
             "grpo.baseline=batch learns from groups of equal rewards, whose own deviation, grpo.scale=group, is 0",
             "Set grpo.scale=batch (REINFORCE++) or grpo.scale=none.",
         )
-    if grpo.lambda_schema and not any(term.track == SCHEMA and term.weight for term in recipe.rewards):
+    pays_schema_track = any(term.track == SCHEMA and term.weight for term in recipe.rewards)
+    if grpo.lambda_schema and not pays_schema_track:
         yield (
             "grpo.lambda_schema is set, but no reward term pays the schema track",
             "Set track: schema and a weight other than 0, or grpo.lambda_schema=0.",

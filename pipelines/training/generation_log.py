@@ -79,15 +79,18 @@ def generation_metrics(
         drawn_rewards: (N,) full-track rewards over all processes, group by group.
     """
     by_name = episode_metrics(generation, terms)
-    own_columns = torch.tensor(list(by_name.values()), dtype=torch.float32, device=accelerator.device)  # (F, N)
-    table = accelerator.gather(own_columns.T.contiguous())  # (N, F)
+    columns = list(by_name.values())
+    own_table = torch.tensor(columns, dtype=torch.float32, device=accelerator.device)  # (F, N)
+    table = accelerator.gather(own_table.T.contiguous())  # (N, F)
     metrics: dict[str, float] = {}
-    for name, mean in zip(by_name, table.nanmean(0).tolist(), strict=True):
+    means = table.nanmean(0).tolist()
+    for name, mean in zip(by_name, means, strict=True):
         if not math.isnan(mean):
             metrics[name] = mean
     ex_column = list(by_name).index("ex")
     is_right = table[:, ex_column].nan_to_num(0.0)
-    metrics["pass_at_group"] = is_right.view(-1, group).amax(1).mean().item()
+    has_right_answer = is_right.view(-1, group).amax(1)
+    metrics["pass_at_group"] = has_right_answer.mean().item()
 
     errors: Counter[str] = sum(gather_object([format_errors(generation)]), Counter())
     episodes = len(generation.episodes) * accelerator.num_processes
@@ -147,7 +150,8 @@ class StepLog:
             drift = (distance * mask).nan_to_num(0.0)
             compared = mask
         entropy = entropies.detach() * mask
-        sums = torch.stack([part.sum().float() for part in (entropy, mask, drift, compared)])
+        totals = [part.sum().float() for part in (entropy, mask, drift, compared)]
+        sums = torch.stack(totals)
         largest = drift.max()
         if self.loss_sums is not None and self.largest_drift is not None:
             sums = self.loss_sums + sums

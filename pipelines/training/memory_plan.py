@@ -76,7 +76,8 @@ def fitting_lines(recipe: Recipe) -> list[str]:
     rank = DEFAULT_RANK
     if recipe.model.lora is not None:
         rank = recipe.model.lora.rank
-    lines = [_markdown_row(["model", *heads]), "|---" * (len(heads) + 1) + "|"]
+    rule = "|---" * (len(heads) + 1)
+    lines = [_markdown_row(["model", *heads]), f"{rule}|"]
     for name, shape in memory.SHAPES.items():
         bare_name = name.rpartition("/")[2]
         cells = [_fitting_ways(recipe, shape, gpus, size, rank) for gpus, size in machines]

@@ -67,7 +67,8 @@ class MuonAdamW(torch.optim.Optimizer):
             buffer = self._momentum(parameter).lerp_(gradient, 1 - momentum)
             updates.append(gradient.lerp(buffer, momentum))
         rounds = slow_bfloat16(updates[0].device)
-        products = orthogonal(torch.stack(updates), muon["ns_coefficients"], muon["ns_steps"], muon["eps"], rounds)
+        stacked = torch.stack(updates)
+        products = orthogonal(stacked, muon["ns_coefficients"], muon["ns_steps"], muon["eps"], rounds)
         rows, columns = parameters[0].shape
         scale = max(1.0, rows / columns) ** 0.5
         for parameter, product in zip(parameters, products, strict=True):
@@ -100,7 +101,8 @@ def broadcast_from(owner: int, tensors: Sequence[torch.Tensor]) -> None:
     """Give every process the tensors as their owner has them."""
     if not tensors:
         return
-    flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+    as_bytes = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors]
+    flat = torch.cat(as_bytes)
     distributed.broadcast(flat, owner)
     if owner == distributed.get_rank():
         return
@@ -133,7 +135,8 @@ def orthogonal(
     a, b, c = coefficients
     is_tall = updates.size(1) > updates.size(2)
     x = updates.bfloat16()
-    norms = torch.stack([matrix.norm().clamp(min=eps) for matrix in x])
+    clamped_norms = [matrix.norm().clamp(min=eps) for matrix in x]
+    norms = torch.stack(clamped_norms)
     x = to_bfloat16(x / norms[:, None, None])
     if is_tall:
         x = x.mT
@@ -155,7 +158,8 @@ def assign_to_ranks(matrices: Sequence[nn.Parameter], ranks: int) -> list[list[n
         costs.append(shorter**2 * longer)
     loads = [0] * ranks
     of_ranks: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
-    for number in sorted(range(len(matrices)), key=lambda number: -costs[number]):
+    costliest_first = sorted(range(len(matrices)), key=lambda number: -costs[number])
+    for number in costliest_first:
         rank = loads.index(min(loads))
         loads[rank] += costs[number]
         of_ranks[rank].append(matrices[number])

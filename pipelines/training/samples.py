@@ -188,7 +188,8 @@ def prefix_groups(samples: Sequence[Sample]) -> list[int]:
 
     Prompts of one database begin with the same instructions and schema; the instructions alone make no group.
     """
-    by_tokens = sorted(range(len(samples)), key=lambda index: samples[index].input_ids)
+    numbers = range(len(samples))
+    by_tokens = sorted(numbers, key=lambda index: samples[index].input_ids)
     shared = [0]  # for each sample in that order, the tokens that it shares with the one before it
     for before, index in itertools.pairwise(by_tokens):
         shared.append(common_prefix(samples[before].input_ids, samples[index].input_ids))

@@ -150,7 +150,8 @@ def deepspeed_file(plan: Plan) -> str | None:
     ours = CONF.parent / "infra" / "deepspeed" / f"{name}.json"
     path = ours if ours.is_file() else Path(name)
     if not path.is_file():
-        names = ", ".join(sorted(file.stem for file in ours.parent.glob("*.json")))
+        stems = sorted(file.stem for file in ours.parent.glob("*.json"))
+        names = ", ".join(stems)
         raise RecipeError(f"hardware.deepspeed: no such file {name}", f"Give a JSON file or one of: {names}.")
     settings = json.loads(path.read_text(encoding="utf-8"))
     if settings.get("bf16", {}).get(COARSE_MASTERS):

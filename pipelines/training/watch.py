@@ -313,7 +313,9 @@ def spark(values: Sequence[float], width: int = WIDTH) -> str:
     """A curve in one line, from its lowest to its highest point; each column is the mean of its share of the steps."""
     columns = min(width, len(values))
     cuts = [len(values) * column // columns for column in range(columns + 1)]
-    means = [_mean(values[start:end]) for start, end in itertools.pairwise(cuts)]
+    means = []
+    for start, end in itertools.pairwise(cuts):
+        means.append(_mean(values[start:end]))
     low = min(means)
     height = max(means) - low
     if not height:

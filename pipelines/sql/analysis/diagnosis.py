@@ -198,7 +198,8 @@ def _constant_clues(
     predicted: Reading, gold: Reading, stored: Mapping[Item, Sequence[Scalar]], looked_up: set[Item]
 ) -> Iterator[Hint]:
     """Clues about comparisons with constants; `looked_up` takes the columns whose stored values are asked for."""
-    columns = dict.fromkeys(condition.column for condition in (*gold.conditions, *predicted.conditions))
+    conditions = [*gold.conditions, *predicted.conditions]
+    columns = dict.fromkeys(condition.column for condition in conditions)
     for column in columns:
         in_answer = _conditions_on(column, predicted)
         in_gold = _conditions_on(column, gold)

@@ -52,7 +52,8 @@ def proof_plan(
 ) -> tuple[bool, list[str], list[str]]:
     """See `analyst.proof_plan`."""
     never_null = {(table.lower(), column.lower()) for table, column in required}
-    tables = {table.name.lower(): table for table in schema.tables if table.name in ddl}
+    known_tables = [table for table in schema.tables if table.name in ddl]
+    tables = {table.name.lower(): table for table in known_tables}
     names = _names_of_tables(tables)
     gold_tree = _query_tree(gold, names)
     predicted_tree = _query_tree(predicted, names)
@@ -127,7 +128,8 @@ def _is_ambiguous(node: exp.Expr, names: Set[str]) -> bool:
     if not isinstance(node, exp.Alias | exp.CTE):
         return False
     alias = node.alias.lower()
-    is_own_name = isinstance(node.this, exp.Column) and node.this.name.lower() == alias
+    named = node.this
+    is_own_name = isinstance(named, exp.Column) and named.name.lower() == alias
     return alias in names and not is_own_name
 
 
@@ -135,7 +137,9 @@ def _is_other_join(node: exp.Expr) -> bool:
     """Whether a join is another than an inner or a left one with its condition."""
     if not isinstance(node, exp.Join):
         return False
-    return node.side not in ("", "LEFT") or bool(node.method) or bool(node.args.get("using"))
+    if node.side not in ("", "LEFT") or node.method:
+        return True
+    return bool(node.args.get("using"))
 
 
 def _joined_clauses(select: exp.Expr) -> list[exp.Expr]:
@@ -341,7 +345,8 @@ def _orphan_deletes(table: Table, used: Set[str]) -> list[str]:
     """Statements that delete the rows whose foreign keys refer to no row; ValueError for a key of several columns."""
     references = [key for key in table.foreign_keys if key.to_table.lower() in used]
     to_tables = {key.to_table for key in references}
-    if len(to_tables) < len({(key.to_table, key.to_column) for key in references}):
+    targets = {(key.to_table, key.to_column) for key in references}
+    if len(to_tables) < len(targets):
         raise ValueError(table)
     deletes = []
     for key in references:
@@ -367,7 +372,8 @@ def _random_rows(
         common, near = _candidate_values(column, values_near)
         pool = [*common, *near]
         if not column.primary_key and column.name not in foreign:
-            pool = rng.choices([*near * 2, *common], k=rng.choice((2, 3, 5)))
+            candidates = [*near, *near, *common]
+            pool = rng.choices(candidates, k=rng.choice((2, 3, 5)))
         if (table.name.lower(), name) not in never_null:
             pool += [None] * math.ceil(len(pool) * null_share)
         pools.append(pool)

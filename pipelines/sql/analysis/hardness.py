@@ -39,9 +39,11 @@ def level(counts: Counts) -> Hardness:
     first, second, others = counts
     if first <= 1 and others == 0 and second == 0:
         return "easy"
-    if second == 0 and ((others <= 2 and first <= 1) or (first <= 2 and others < 2)):
+    is_medium = (others <= 2 and first <= 1) or (first <= 2 and others < 2)
+    if second == 0 and is_medium:
         return "medium"
-    if second == 0 and ((others > 2 and first <= 2) or (2 < first <= 3 and others <= 2)):
+    is_hard = (others > 2 and first <= 2) or (2 < first <= 3 and others <= 2)
+    if second == 0 and is_hard:
         return "hard"
     if first <= 1 and others == 0 and second <= 1:
         return "hard"

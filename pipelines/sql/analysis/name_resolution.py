@@ -295,7 +295,8 @@ def from_items(select: exp.Select) -> Iterator[exp.Expr]:
     while items:
         item = items.pop(0)
         items = [*_joined_items(item), *items]
-        if isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery):
+        is_bracket = isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery)
+        if is_bracket:
             items.insert(0, item.this)
         else:
             yield item
@@ -363,7 +364,8 @@ def _scope_items(scope: Scope, base_tables: Sequence[tuple[str, str]], known: Kn
 
 def _names_compared_by(join: exp.Expr, columns_of_tables: Known) -> set[str]:
     """The lower-cased columns that USING names, or that all tables of a NATURAL JOIN have."""
-    names = {identifier.name.lower() for identifier in join.args.get("using") or []}
+    using = join.args.get("using") or []
+    names = {identifier.name.lower() for identifier in using}
     if join.args.get("method") == "NATURAL" and columns_of_tables:
         names |= frozenset.intersection(*columns_of_tables.values())
     return names

@@ -19,6 +19,8 @@ _TEXT_MAKERS = """
 char chr concat concat_ws convert_from decode format from_base64 from_hex printf quote replace unhex
 """
 _MAKE_TEXT = frozenset(_TEXT_MAKERS.split())
+_TEXT_NODES = (exp.Literal, exp.HexString, exp.RawString, exp.National, exp.ByteString)
+_COMPARISONS = (exp.EQ, exp.NEQ, exp.Like, exp.ILike, exp.In)
 
 
 def naming(sql: str) -> tuple[list[str], list[str], bool] | None:
@@ -88,7 +90,7 @@ def _made_names(tree: exp.Expr) -> list[str]:
 def _written_literals(tree: exp.Expr) -> list[str]:
     """The texts that may come out as they stand: no condition compares with them, no function reads a table by them."""
     literals: list[str] = []
-    for node in tree.find_all(exp.Literal, exp.HexString, exp.RawString, exp.National, exp.ByteString):
+    for node in tree.find_all(*_TEXT_NODES):
         if isinstance(node, exp.Literal) and not _is_word(node):
             continue
         clause = node.find_ancestor(exp.Where, exp.Having, exp.Join, exp.Table)
@@ -183,7 +185,8 @@ def _renamed_columns(table: exp.Table) -> set[str]:
     alias = table.args.get("alias")
     if alias is None:
         return set()
-    return {column.name.lower() for column in alias.args.get("columns") or []}
+    columns = alias.args.get("columns") or []
+    return {column.name.lower() for column in columns}
 
 
 # The lookups of a query: the texts that it compares with columns, and its first table.
@@ -200,7 +203,7 @@ def lookups(sql: str, schema: Schema | None, engine: str) -> list[Compared]:
         return []
     tables_by_column = _tables_by_column(schema)
     compared: dict[tuple[str, str, str], Compared] = {}
-    for node in tree.find_all(exp.EQ, exp.NEQ, exp.Like, exp.ILike, exp.In, bfs=False):
+    for node in tree.find_all(*_COMPARISONS, bfs=False):
         column = node.this
         texts = _compared_texts(node, tables_by_column)
         if not texts or not isinstance(column, exp.Column):
@@ -243,11 +246,18 @@ def _compared_texts(comparison: exp.Expr, tables_by_column: Mapping[str, set[str
     for operand in operands:
         is_text = isinstance(operand, exp.Literal) and operand.is_string
         # SQLite also reads a double-quoted name that no column has as a text.
-        if isinstance(operand, exp.Column) and not operand.table and operand.this.args.get("quoted"):
+        if _is_bare_quoted(operand):
             is_text = bool(tables_by_column) and operand.name.lower() not in tables_by_column
         if is_text:
             texts.append(operand.name.strip("%"))
     return texts
+
+
+def _is_bare_quoted(operand: exp.Expr) -> bool:
+    """Whether an operand is a name in quotes without its table."""
+    if not isinstance(operand, exp.Column) or operand.table:
+        return False
+    return bool(operand.this.args.get("quoted"))
 
 
 def _only_table(column: exp.Column, tables_by_column: Mapping[str, set[str]]) -> exp.Table | None:
@@ -269,7 +279,8 @@ def _only_table(column: exp.Column, tables_by_column: Mapping[str, set[str]]) ->
 
 def _joined_tables(select: exp.Select) -> list[exp.Table]:
     """The tables of FROM and JOIN; subqueries are left out."""
-    clauses = [select.args.get("from_"), *(select.args.get("joins") or ())]
+    joins = select.args.get("joins") or ()
+    clauses = [select.args.get("from_"), *joins]
     tables = []
     for clause in clauses:
         if clause and isinstance(clause.this, exp.Table):

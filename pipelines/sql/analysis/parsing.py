@@ -72,7 +72,8 @@ def parse(sql: str, engine: str = "sqlite") -> exp.Expr | None:
 
     parser._advance = counted  # type: ignore[method-assign]
     try:
-        trees = [tree for tree in parser.parse(dialect.tokenize(sql), sql) if tree is not None]
+        tokens = dialect.tokenize(sql)
+        trees = [tree for tree in parser.parse(tokens, sql) if tree is not None]
     except (sqlglot.errors.SqlglotError, RecursionError, ValueError, AttributeError, TypeError, IndexError, KeyError):
         return None  # hostile text reaches corners of the parser that raise more than its own errors
     # A comment behind the last semicolon is a tree of its own, and no statement.

@@ -168,7 +168,8 @@ def _joining_columns(tree: exp.Expr) -> list[tuple[exp.Column, exp.Column]]:
     for equality in tree.find_all(exp.EQ):
         left = equality.this
         right = equality.expression
-        if isinstance(left, exp.Column) and isinstance(right, exp.Column) and left.table != right.table:
+        are_columns = isinstance(left, exp.Column) and isinstance(right, exp.Column)
+        if are_columns and left.table != right.table:
             pairs.append((left, right))
     return pairs
 
@@ -257,7 +258,9 @@ def _aggregate(call: exp.AggFunc) -> str:
 
 def _base_item(column: exp.Expr) -> Item | None:
     """(table, column) of a resolved base column; None for anything else."""
-    if not isinstance(column, exp.Column) or not column.table or isinstance(column.this, exp.Star):
+    if not isinstance(column, exp.Column) or isinstance(column.this, exp.Star):
+        return None
+    if not column.table:
         return None
     return column.table, column.name
 

@@ -143,7 +143,10 @@ def _count_in(clause: exp.Expr | None) -> int:
 def _sort_keys(select: exp.Select) -> list[exp.Expr]:
     """The keys of an ORDER BY, where a position or an alias stands for an item of the SELECT list."""
     items = select.expressions
-    aliases = {item.alias.lower(): item.unalias() for item in items if isinstance(item, exp.Alias)}
+    aliases: dict[str, exp.Expr] = {}
+    for item in items:
+        if isinstance(item, exp.Alias):
+            aliases[item.alias.lower()] = item.unalias()
     keys = []
     for ordered in select.args["order"].expressions:
         key = ordered.this

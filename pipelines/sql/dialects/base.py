@@ -152,7 +152,7 @@ class DatabaseSession(abc.ABC):
         except Exception as error:  # each driver has an error tree of its own, and raises from outside it too
             raw = self._explained(error)
         ms = (perf_counter() - start) * 1000 if raw.status == OK else 0.0
-        raw = RawResult(raw.status, raw.columns, raw.rows, raw.truncated, raw.error, raw.error_class, ms, self.work)
+        raw = raw._replace(ms=ms, work=self.work)
         if self.hidden is None:
             return raw
         return self.hidden.without_names(in_shown_order(sql, raw, self.engine))
@@ -567,13 +567,19 @@ class Hidden(NamedTuple):
     @classmethod
     def of(cls, names_hidden: HiddenNames) -> Hidden:
         tables, columns = names_hidden
-        by_table = {fold(table): frozenset(map(fold, names)) for table, names in columns.items() if names}
+        by_table: dict[str, frozenset[str]] = {}
+        for table, names in columns.items():
+            if names:
+                by_table[fold(table)] = frozenset(map(fold, names))
         return cls(frozenset(map(fold, tables)), by_table)
 
     def hides(self, table: str, column: str) -> bool:
         """Whether a column may not be read; column "" asks for the table itself."""
         name = fold(table)
-        return name in self.tables or fold(column) in self.columns.get(name, frozenset())
+        if name in self.tables:
+            return True
+        hidden_columns = self.columns.get(name, frozenset())
+        return fold(column) in hidden_columns
 
     def extended(
         self,
@@ -715,8 +721,9 @@ class Hidden(NamedTuple):
         """The same failure without hidden names: engines help with names that are like the wrong one."""
         if raw.status == OK or raw.error is None:
             return raw
-        names = "|".join(map(re.escape, self.tables.union(*self.columns.values())))
-        if not re.search(rf"(?<!\w)(?:{names})(?!\w)", fold(raw.error)):
+        names = self.tables.union(*self.columns.values())
+        any_name = "|".join(map(re.escape, names))
+        if not re.search(rf"(?<!\w)(?:{any_name})(?!\w)", fold(raw.error)):
             return raw
         if raw.status in (REFUSED, ERROR) and raw.error_class == "not_authorized":
             return failure(REFUSED, "hidden", HIDDEN_REFUSAL)

@@ -148,7 +148,8 @@ class Mysql(Dialect):
     @staticmethod
     def check_address(address: str) -> None:
         encryption_of(address)
-        modes = {mode.strip() for mode in (_address_mode(address) or "").upper().split(",")} - {""}
+        written_modes = _address_mode(address) or ""
+        modes = {mode.strip() for mode in written_modes.upper().split(",")} - {""}
         unknown = sorted(modes - _READABLE_MODES)
         if unknown:
             raise ValueError(f"sql_mode={unknown[0]} cannot be read here: {', '.join(sorted(_READABLE_MODES))} can")
@@ -241,7 +242,8 @@ def _in_double_quotes(sql: str) -> str:
         match = TOKEN.match(sql, at) or _BACKTICKED.match(sql, at)
         text = match[0] if match else sql[at]
         if text[0] == "`" and len(text) > 1:
-            pieces.append(base.quoted(text[1:-1].replace("``", "`")))
+            name = text[1:-1].replace("``", "`")
+            pieces.append(base.quoted(name))
         else:
             pieces.append(text)
         at += len(text)
@@ -276,7 +278,8 @@ def _server_word(sql: str) -> str:
     """The reason to refuse a statement whose words lock, write, or show the server; "" if there is none."""
     tokens, _ = lexed(sql)
     words = [word for _, word in tokens]
-    for (kind, word), after in zip(tokens, [*words[1:], ""], strict=True):
+    words_after = [*words[1:], ""]
+    for (kind, word), after in zip(tokens, words_after, strict=True):
         is_lock = word == "for" and after in ("update", "share")
         if (is_lock or word in _FORBIDDEN_WORDS) and kind != "name":
             return f"this part of SQL is not allowed here: {word}"

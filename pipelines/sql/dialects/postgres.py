@@ -300,7 +300,8 @@ WHERE n.nspname = ANY({_READ})
     def with_schemas(cls, address: str, schemas: Sequence[str]) -> str:
         url = urlsplit(address)
         options = dict(parse_qsl(url.query, keep_blank_values=True))
-        path = re.sub(r"([\\\s])", r"\\\1", ",".join(map(cls.identifier, schemas)))
+        names = ",".join(map(cls.identifier, schemas))
+        path = re.sub(r"([\\\s])", r"\\\1", names)
         options["options"] = f"{options.get('options', '')} -csearch_path={path}".strip()
         return url._replace(query=urlencode(options, quote_via=quote)).geturl()
 
@@ -445,7 +446,9 @@ class PostgresSession(base.DatabaseSession):
         execute = self._connection.execute
         relations = execute(_RELATIONS).fetchall()
         self._visible = {name: qualified for name, qualified, is_visible in relations if is_visible}
-        partitions = [(base.fold(parent), base.fold(part)) for parent, part in execute(_PARTS).fetchall()]
+        partitions = []
+        for parent, part in execute(_PARTS).fetchall():
+            partitions.append((base.fold(parent), base.fold(part)))
         tables, columns = _qualified_names(hidden, relations)
         tables, columns = _with_partitions(tables, columns, partitions)
         # A partition by a hidden column tells of it by its name and by the number of its rows; one by an expression,
@@ -490,7 +493,8 @@ class PostgresSession(base.DatabaseSession):
         pure = frozenset(str(row[0]) for row in execute(_PURE).fetchall())
         bodies: list[tuple[str, base.StatementNames | None]] = []
         for name, sql in execute(_BODIES).fetchall():
-            bodies.append((str(name), postgres_names(str(sql), self._visible, pure)))
+            body_names = postgres_names(str(sql), self._visible, pure)
+            bodies.append((str(name), body_names))
         for name, options in execute(_FOREIGN).fetchall():
             bodies.append((str(name), self._names_in_options(str(options))))
         closure = hidden.with_views(bodies)

@@ -407,7 +407,9 @@ class SqliteSession(base.DatabaseSession):
         """
         connection = self._connection
         connection.set_authorizer(None)
-        definitions = {str(name): str(sql) for name, sql in connection.execute("SELECT name, sql FROM sqlite_master")}
+        definitions: dict[str, str] = {}
+        for name, sql in connection.execute("SELECT name, sql FROM sqlite_master"):
+            definitions[str(name)] = str(sql)
         names: dict[str, list[str]] = {"table": [], "view": [], "virtual": [], "shadow": []}
         for schema, name, kind, *_ in connection.execute("PRAGMA table_list").fetchall():
             if schema == "main":
@@ -439,7 +441,8 @@ class SqliteSession(base.DatabaseSession):
     ) -> Iterator[tuple[str, str]]:
         """(table, column) of each column that a table generates from a hidden one."""
         query = "SELECT name FROM pragma_table_xinfo(?) WHERE hidden IN (2, 3)"
-        generated = [row[0] for row in self._connection.execute(query, (table,))]
+        rows = self._connection.execute(query, (table,))
+        generated = [row[0] for row in rows]
         if not generated:
             return
         for column in computed_from(definition, generated, hidden_columns):
@@ -661,7 +664,8 @@ def _rows_digest(rows: Iterable[tuple[Any, ...]], today: str) -> tuple[int, int]
             if isinstance(cell, str) and cell.startswith(today):
                 cell = "now"
             cells.append(cell)
-        total = (total + int(texts_digest([repr(cells)]), 16)) % (1 << 128)
+        row_digest = int(texts_digest([repr(cells)]), 16)
+        total = (total + row_digest) % (1 << 128)
         count += 1
     return count, total
 

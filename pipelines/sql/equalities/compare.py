@@ -140,7 +140,8 @@ def _neighbourhoods(column: Sequence[Any]) -> dict[Any, int]:
     numbers = sorted({cell for cell in column if _rank(cell) == NUMBER})
     neighbourhood_of: dict[Any, int] = {}
     neighbourhood = 0
-    for before, number in zip([*numbers[:1], *numbers], numbers, strict=False):
+    numbers_before = [*numbers[:1], *numbers]
+    for before, number in zip(numbers_before, numbers, strict=False):
         if not _is_near(before, number):
             neighbourhood += 1
         neighbourhood_of[number] = neighbourhood
@@ -150,7 +151,9 @@ def _neighbourhoods(column: Sequence[Any]) -> dict[Any, int]:
 def _is_near(left: Any, right: Any) -> bool:
     """Whether two numbers are within twice the bound of `close`."""
     try:
-        return left == right or math.isclose(left, right, rel_tol=2 * RELATIVE, abs_tol=2 * ABSOLUTE)
+        if left == right:
+            return True
+        return math.isclose(left, right, rel_tol=2 * RELATIVE, abs_tol=2 * ABSOLUTE)
     except OverflowError:
         return False
 
@@ -175,7 +178,8 @@ def _match(missing: Sequence[Row], surplus: Sequence[Row]) -> bool:
         return all(map(close_rows, missing, surplus))
     partners_of = []
     for row in missing:
-        partners_of.append([place for place, other in enumerate(surplus) if close_rows(row, other)])
+        partners = [place for place, other in enumerate(surplus) if close_rows(row, other)]
+        partners_of.append(partners)
     row_of: dict[int, int] = {}  # the row of each partner
 
     def find_partner(row: int, seen: set[int]) -> bool:
@@ -284,7 +288,8 @@ def _have_same_cells(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
         return True
     if gold != predicted:
         return False
-    return marshal.dumps(list(gold), 2) == marshal.dumps(list(predicted), 2)
+    gold_bytes = marshal.dumps(list(gold), 2)
+    return gold_bytes == marshal.dumps(list(predicted), 2)
 
 
 def _equal_by_permutation(gold: Sequence[Row], predicted: Sequence[Row]) -> bool:
@@ -295,7 +300,8 @@ def _equal_by_permutation(gold: Sequence[Row], predicted: Sequence[Row]) -> bool
     predicted_columns = list(zip(*predicted, strict=True))
     candidates_of = _candidate_columns(gold_columns, predicted_columns)
     order = sorted(range(len(gold_columns)), key=lambda place: len(candidates_of[place]))
-    stack: list[tuple[tuple[int, ...], Iterator[int]]] = [((), iter(candidates_of[order[0]]))]
+    first_candidates = iter(candidates_of[order[0]])
+    stack: list[tuple[tuple[int, ...], Iterator[int]]] = [((), first_candidates)]
     steps = 0
     while stack and steps < MAX_STEPS:
         path, candidates = stack[-1]
@@ -340,7 +346,13 @@ def _sorted_cells(rows: Sequence[Row]) -> list[Row]:
     """Rows with their cells sorted by text and type, as the official code sorts them: 1 and 1.0 can sort apart, so that
     equal rows count as unequal.
     """
-    return [row if len(row) == 1 else tuple(sorted(row, key=_text_and_type)) for row in rows]
+    sorted_rows = []
+    for row in rows:
+        if len(row) > 1:
+            sorted_rows.append(tuple(sorted(row, key=_text_and_type)))
+        else:
+            sorted_rows.append(row)
+    return sorted_rows
 
 
 def _text_and_type(cell: Any) -> str:

@@ -57,7 +57,10 @@ def is_unanswerable(row: Any) -> bool:
     """Whether a record of a question file marks its question as one without an answer in the database."""
     if not isinstance(row, dict):
         return False
-    return bool(row.get("is_impossible")) or str(row.get("query", "")).strip().lower() in (ABSTAINED, "nan")
+    if row.get("is_impossible"):
+        return True
+    query = str(row.get("query", ""))
+    return query.strip().lower() in (ABSTAINED, "nan")
 
 
 def reliability(cases: Sequence[tuple[bool, bool, bool]]) -> dict[str, float]:
@@ -178,7 +181,8 @@ def speed_reward(ratios: Sequence[float]) -> float:
     left out then.)
     """
     mean = sum(ratios) / len(ratios)
-    spread = math.sqrt(sum((ratio - mean) ** 2 for ratio in ratios) / len(ratios))
+    squares = [(ratio - mean) ** 2 for ratio in ratios]
+    spread = math.sqrt(sum(squares) / len(ratios))
     lower = mean - 3 * spread
     upper = mean + 3 * spread
     inliers = [ratio for ratio in ratios if lower < ratio < upper] or ratios

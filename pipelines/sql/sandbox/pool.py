@@ -259,7 +259,8 @@ class Worker:
         at, _, _ = self.page.current()
         if not self.held or at < self.held[0][0]:
             return []
-        waiting = {number: task for number, task in self.held if number > max(at, self._recalled)}
+        last_begun = max(at, self._recalled)
+        waiting = {number: task for number, task in self.held if number > last_begun}
         self._taken |= waiting.keys()
         self._recalled = self.held[-1][0]
         self.page.recall(self._recalled + 1)
@@ -280,7 +281,13 @@ class Worker:
 
     def has_begun(self) -> bool:
         """Whether it works, and is not still starting."""
-        return self._has_answered or (bool(self.held) and self.page.current()[0] >= self.held[0][0])
+        if self._has_answered:
+            return True
+        if not self.held:
+            return False
+        at, _, _ = self.page.current()
+        first_held, _ = self.held[0]
+        return at >= first_held
 
     def end(self) -> tuple[WorkerDeath, bool, Task | None, list[Task]]:
         """End the process: its death, whether it retired, the job that it died of, and the others that it held."""
@@ -407,14 +414,16 @@ class Pool:
                 self._selector.register(worker.out, selectors.EVENT_READ, (self, slot))
             # Half of its share of what waits, so that no worker is left with a long queue at the end.
             share = -(-waiting // (2 * len(self._homes)))
-            worker.send([source.popleft() for _ in range(min(len(source), BATCH, max(4, share)))])
+            n_jobs = min(len(source), BATCH, max(4, share))
+            worker.send([source.popleft() for _ in range(n_jobs)])
             self._watch(worker)
 
     def _watch(self, worker: Worker) -> None:
         """Wait for writing exactly while bytes are unsent, because the pipe was full."""
         is_registered = worker.into in self._selector.get_map()
         if worker.unsent and not is_registered:
-            self._selector.register(worker.into, selectors.EVENT_WRITE, (self, self._workers.index(worker)))
+            slot = self._workers.index(worker)
+            self._selector.register(worker.into, selectors.EVENT_WRITE, (self, slot))
         elif is_registered and not worker.unsent:
             self._selector.unregister(worker.into)
 
