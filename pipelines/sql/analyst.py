@@ -210,7 +210,8 @@ def _is_refuted_on(database: Database, script: str, gold: str, others: Sequence[
     """Whether on the database that a script makes the gold query differs from the prediction, the first of the others,
     and not from itself with either end of what chance may choose.
     """
-    jobs = [(database, script + TURN_SEPARATOR + text) for text in (gold, *others)]
+    queries = [gold, *others]
+    jobs = [(database, script + TURN_SEPARATOR + query) for query in queries]
     expected, *results = sql.execute_many(jobs)
     if not expected.ok or not all(result.ok for result in results):
         return False

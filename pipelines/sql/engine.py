@@ -134,7 +134,9 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         max_bytes = min(limits.max_bytes, limits.memory_mb << 20 >> 4)  # rows take far more memory than their bytes
         self._bounds = Bounds(limits.timeout_s, limits.max_rows, max_bytes, limits.memory_mb)
         self._workers = workers
-        self._hidden = {identity(location): names for location, names in (hidden or {}).items()}
+        self._hidden: dict[str, HiddenNames] = {}
+        if hidden is not None:
+            self._hidden |= {identity(location): names for location, names in hidden.items()}
         self._selector = selectors.DefaultSelector()
         self._pools: dict[str, Pool] = {}
         # Whether a gold query has run (True) or failed when it was asked alone (False).
@@ -344,7 +346,10 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         while len(replies) < len(jobs):
             events = self._selector.select(TICK)
             self._pump(events)
-        return [self._as_reply(job, replies[index]) for index, (_, job) in enumerate(jobs)]
+        finished = []
+        for index, (_, job) in enumerate(jobs):
+            finished.append(self._as_reply(job, replies[index]))
+        return finished
 
     def _ask(self, engine: str, job: tuple[Any, ...]) -> tuple[Task, Awaitable[Any]]:
         """A job on its way, and its reply, which is to be awaited once; the event loop drives the workers meanwhile."""

@@ -69,7 +69,8 @@ def add_benchmark(
 
 
 def _require_writable_folder(folder: Path) -> None:
-    nearest = next(path for path in (folder, *folder.resolve().parents) if path.exists())
+    candidates = [folder, *folder.resolve().parents]
+    nearest = next(path for path in candidates if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise DataError(f"{folder} cannot be written", "Run this in a folder of your own.")
 

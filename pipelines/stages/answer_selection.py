@@ -51,7 +51,8 @@ def select_answers(
     samples = _unbroken_samples(episodes)
     asker = Asker.named(selector.removeprefix(MERGE), ctx.responses)
     read_schema = schemas(ctx.recipe)
-    sign = functools.partial(signature, form=EQUALITIES[ctx.recipe.headline].form)
+    form = EQUALITIES[ctx.recipe.headline].form
+    sign = functools.partial(signature, form=form)
     with sql_engine(ctx.recipe) as sql:
         cases = _cases(samples, by_id, sql)
         if selector.startswith(MERGE):
@@ -65,7 +66,8 @@ def select_answers(
         winner = members[choice.winner]
         record = dataclasses.replace(winner.record, mode="greedy", sample=0, signature=None)
         selected.append(EvaluatedEpisode(SELECTED, winner.trajectory, record))
-    preference = sum(choice.first for choice in choices) / max(1, len(choices))
+    total_preference = sum(choice.first for choice in choices)
+    preference = total_preference / max(1, len(choices))
     return SelectedAnswers(selected, {"selector_first": preference, **_bill(asker)})
 
 

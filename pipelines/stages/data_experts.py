@@ -94,7 +94,11 @@ def _stage_linker(ctx: Context, pool: str, figures: dict[str, float]) -> Link:
             figures[f"linker_{measure}"] = value
         if pool not in TRAINED:
             return linked
-        return [experts.unite_with_gold(example, gold[example.id], schema(example.database)) for example in linked]
+        united = []
+        for example in linked:
+            database_schema = schema(example.database)
+            united.append(experts.unite_with_gold(example, gold[example.id], database_schema))
+        return united
 
     return link
 

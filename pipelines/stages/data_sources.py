@@ -87,7 +87,8 @@ def _load_source(ctx: Context, pool_source: PoolSource, path: Path) -> dict[str,
     chosen, rejected = base.choose_rows(names["id"], names["hardness"], loaded.quarantine, source, seed)
     if len(chosen) < n_read:
         frames.keep(path, chosen)
-    return {"rows": len(chosen), "rejected": [dataclasses.astuple(row) for row in rejected]}
+    rejected_rows = list(map(dataclasses.astuple, rejected))
+    return {"rows": len(chosen), "rejected": rejected_rows}
 
 
 def _write_examples(ctx: Context, pool_source: PoolSource, loaded: base.Loaded, path: Path) -> int:
@@ -125,7 +126,9 @@ def check_sources(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSour
     without_rejected = tuple(dataclasses.replace(part, rejected=()) for part in parts)  # each shard's job carries them
     args = (ctx.recipe, ctx.folder, without_rejected, workers)
     shards.run(make_gold_check_run, args, rollout.processes, ctx.progress, rollout.dask)
-    checked = [CheckedSource(array("q"), [], list(part.rejected)) for part in parts]
+    checked = []
+    for part in parts:
+        checked.append(CheckedSource(array("q"), [], list(part.rejected)))
     for row in shards.rows():
         source = checked[row["source"]]
         source.kept.extend(row["kept"])

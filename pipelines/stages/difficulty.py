@@ -36,7 +36,8 @@ def score_difficulty(ctx: Context) -> None:
     scored_pools = []
     for pool in pools:
         ids = pool.select("id")
-        scored_pools.append(scored.join(ids, left_on="example_id", right_on="id", maintain_order="right"))
+        scored_pool = scored.join(ids, left_on="example_id", right_on="id", maintain_order="right")
+        scored_pools.append(scored_pool)
     if settings.explore_parts:
         sft_pool, *rl_pools = scored_pools
         chosen = difficulty.select_rl_set_by_parts(sft_pool, rl_pools, settings, ctx.recipe.seed)
@@ -104,7 +105,8 @@ def _draw_candidates(pool: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
     """At most `count` rows in their order, drawn by the seed."""
     if count >= len(pool):
         return pool
-    drawn = random.Random(f"{seed}/candidates").sample(range(len(pool)), count)
+    rng = random.Random(f"{seed}/candidates")
+    drawn = rng.sample(range(len(pool)), count)
     return pool[sorted(drawn)]
 
 

@@ -70,7 +70,8 @@ def _low_lines(results: Iterable[StageResult], bounds: Mapping[str, float]) -> l
     for result in results:
         for name, bound in bounds.items():
             if name not in result.metrics:
-                figures = sorted(figure for figure in result.metrics if not figure.endswith(("_low", "_high")))
+                figures = [figure for figure in result.metrics if not figure.endswith(("_low", "_high"))]
+                figures.sort()
                 hint = f"There are: {', '.join(figures)}."
                 raise UserError(f"--at-least {name}: the evaluation has no such figure", hint)
             value = result.metrics[name]

@@ -103,7 +103,8 @@ def _question_overrides(request: EvaluationRequest) -> list[str]:
     if not path.is_file():
         hint = "--questions takes JSON lines, or CSV with a header."
         raise UserError(f"there is no file {request.questions}", hint)
-    source: dict[str, Any] = {"name": "questions", "kind": kind_of(request.questions), "path": str(path.resolve())}
+    kind = kind_of(request.questions)
+    source: dict[str, Any] = {"name": "questions", "kind": kind, "path": str(path.resolve())}
     if request.database is not None:
         source["options"] = {"database": named.find(request.database).address}
     return [f"data.test={json.dumps([source])}"]

@@ -33,7 +33,8 @@ def read_texts(folder: Path, passes: Sequence[str]) -> EvaluationTexts:
     frame = frames.read(folder / DATA)
     trajectories: list[Trajectory] = []
     for pass_name in passes:
-        trajectories += frames.from_frame(frame.filter(pl.col("pass") == pass_name), Trajectory)
+        of_pass = frame.filter(pl.col("pass") == pass_name)
+        trajectories += frames.from_frame(of_pass, Trajectory)
     return EvaluationTexts(tuple(trajectories), tuple(_read_questions(folder)))
 
 

@@ -187,7 +187,8 @@ def weights(source: str, store: Store) -> str | None:
     stage = stage_at(source, store)
     if stage is not None:  # its manifest has the digests
         files = store.manifest(*stage)["files"]
-        return digest({name: entry["sha256"] for name, entry in files.items()})
+        file_digests = {name: entry["sha256"] for name, entry in files.items()}
+        return digest(file_digests)
     return folder_digest(path.resolve(), store.root)
 
 
@@ -229,7 +230,9 @@ def asked_endpoints(recipe: Recipe, stage: str) -> Iterator[str | None]:
         if recipe.data.linker not in NO_ENDPOINT:
             yield recipe.data.linker
     elif stage == "synthesize":
-        yield from (teacher.endpoint for teacher in recipe.synthesis.teachers if teacher.kind == "endpoint")
+        for teacher in recipe.synthesis.teachers:
+            if teacher.kind == "endpoint":
+                yield teacher.endpoint
     elif stage in ("gold_schema", "test_schema"):
         yield from recipe.gold_schema.extractors
     elif stage == "grpo":

@@ -31,7 +31,9 @@ def gguf_folder(file: Path, store: Store, say: Callable[[str], None]) -> Path:
 def model_folder(named: str, store: Store, say: Callable[[str], None]) -> Path:
     """The checkpoint folder that a command's `--model` names: a folder, a training stage's, or that of a GGUF file."""
     path = Path(named)
-    return gguf_folder(path, store, say) if gguf_model.is_gguf(path) else folder_of(path)
+    if gguf_model.is_gguf(path):
+        return gguf_folder(path, store, say)
+    return folder_of(path)
 
 
 def link_folder(source: Path, target: Path) -> None:

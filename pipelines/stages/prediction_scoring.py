@@ -259,8 +259,10 @@ def _escaped_record(record: EpisodeRecord) -> EpisodeRecord:
     diagnosis = record.diagnosis
     if diagnosis is not None:
         evidence = escape_surrogates(diagnosis.evidence)
-        hints = tuple(Hint(hint.kind, escape_surrogates(hint.detail)) for hint in diagnosis.hints)
-        diagnosis = Diagnosis(diagnosis.error, evidence, hints)
+        hints = []
+        for hint in diagnosis.hints:
+            hints.append(Hint(hint.kind, escape_surrogates(hint.detail)))
+        diagnosis = Diagnosis(diagnosis.error, evidence, tuple(hints))
     return dataclasses.replace(record, final_sql=_escaped(record.final_sql), diagnosis=diagnosis)
 
 

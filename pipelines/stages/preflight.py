@@ -96,7 +96,9 @@ def _check_model_files(recipe: Recipe, kinds: Set[str]) -> None:
 
 def _teaches_itself(recipe: Recipe, kinds: Set[str]) -> bool:
     """Whether the recipe's own policy is a teacher of demonstrations that are still to be made."""
-    return "synthesize" in kinds and any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
+    if "synthesize" not in kinds:
+        return False
+    return any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
 
 
 def _check_hardware(recipe: Recipe, kinds: Set[str]) -> None:

@@ -119,7 +119,8 @@ class PromptSizes:
     def add(self, database: str, prompt: str) -> None:
         """Measure one prompt."""
         if database not in self.tokens_a_character:
-            self.tokens_a_character[database] = self.count_tokens(prompt) / max(1, len(prompt))
+            n_tokens = self.count_tokens(prompt)
+            self.tokens_a_character[database] = n_tokens / max(1, len(prompt))
         size = len(prompt) * self.tokens_a_character[database]
         if abs(size - self.limit) < NEAR * self.limit:
             size = self.count_tokens(prompt)
@@ -136,7 +137,8 @@ class PromptSizes:
             number = sum(size >= self.limit for size in sizes)
             if number:
                 unfit[database] = number
-        return dict(sorted(unfit.items(), key=lambda pair: -pair[1]))
+        most_first = sorted(unfit.items(), key=lambda pair: -pair[1])
+        return dict(most_first)
 
 
 def count_prompts(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:

@@ -111,7 +111,8 @@ def read_questions(recipe: Recipe, store: Store, progress: Progress) -> CheckedQ
     steps = graph.plan(recipe, store, among=stages_with_questions(recipe, progress.say))
     folders: dict[str, Path] = {}
     for step in steps:
-        folders[step.name] = graph.execute(step, recipe, store, progress, steps).folder
+        result = graph.execute(step, recipe, store, progress, steps)
+        folders[step.name] = result.folder
     identities: set[tuple[str, ...]] = set()
     pools = []
     for folder in folders.values():
@@ -307,7 +308,8 @@ def check_health(recipe: Recipe, questions: CheckedQuestions, progress: Progress
             f"note: {empty} training questions have an empty gold result, which any query without rows equals:"
         )
         progress.say("  data.drop_empty=true leaves them out, execution.equality=strict_nonempty pays nothing for them")
-    empty_answers = pay_empty_answers(recipe, [pool.questions for pool in questions.of_training()], progress)
+    training_pools = [pool.questions for pool in questions.of_training()]
+    empty_answers = pay_empty_answers(recipe, training_pools, progress)
     if empty_answers.questions:
         progress.say(empty_answers.line())
     values = {

@@ -120,7 +120,10 @@ def of_systems(recipe: Recipe, systems: tuple[System, ...], test: Path) -> Repor
     answered: set[str] = set()
     for system in systems:
         answered.update(record.example_id for record in system.records)
-    questions = {example.id: example for example in examples(test, "test") if example.id in answered}
+    questions = {}
+    for example in examples(test, "test"):
+        if example.id in answered:
+            questions[example.id] = example
     models = {f"model ({system.name})": system.note for system in systems if system.note}
     data = ReportData(
         title=recipe.name,

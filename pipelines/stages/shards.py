@@ -71,7 +71,10 @@ def fan_out(
             client = stack.enter_context(Client(where, timeout=WAIT_S))
         except (OSError, ValueError) as error:
             raise ResourceError(f"rollout.dask: no scheduler at {address}: {error}", "Start: dask scheduler") from None
-        todo = {client.submit(run_shard, plan, *job, pure=False, retries=WORKER_RETRIES): len(job[0]) for job in jobs}
+        todo = {}
+        for items, path in jobs:
+            future = client.submit(run_shard, plan, items, path, pure=False, retries=WORKER_RETRIES)
+            todo[future] = len(items)
         try:
             for future in as_completed(todo):
                 advance(todo[future], future.result())
@@ -120,7 +123,8 @@ class Shards(Generic[Item]):
 
     def part(self, index: int) -> Sequence[Item]:
         """The items of one shard."""
-        return self.items[index * self.size : (index + 1) * self.size]
+        start = index * self.size
+        return self.items[start : start + self.size]
 
     def run(
         self,
@@ -237,7 +241,8 @@ class Shards(Generic[Item]):
 
     def is_complete(self) -> bool:
         """Whether every shard is there."""
-        return all(self.path(index).exists() for index in range(len(self)))
+        paths = [self.path(index) for index in range(len(self))]
+        return all(path.exists() for path in paths)
 
     def rows(self) -> Iterator[Any]:
         """What the shards hold, in the order of the items."""

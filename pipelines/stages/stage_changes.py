@@ -35,7 +35,8 @@ def _newest_manifests(folder: Path) -> Iterator[dict[str, Any]]:
     stages: list[tuple[float, Path]] = []
     for name in folder_names(folder):
         with contextlib.suppress(FileNotFoundError):  # gc has just removed it
-            stages.append(((folder / name).stat().st_mtime, folder / name))
+            path = folder / name
+            stages.append((path.stat().st_mtime, path))
     for _, stage in sorted(stages, reverse=True)[:COMPARED]:
         with contextlib.suppress(OSError, ValueError):  # another check reports a damaged manifest
             manifest = json.loads((stage / MANIFEST).read_text(encoding="utf-8"))
@@ -52,7 +53,12 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         if before.get(point, ABSENT) != after.get(point, ABSENT):
             differing.append(point)
     differing.sort(key=lambda point: KINDS.index(point[0]))
-    return [_in_words(point, before.get(point, ABSENT), after.get(point, ABSENT)) for point in differing]
+    changes = []
+    for point in differing:
+        old = before.get(point, ABSENT)
+        new = after.get(point, ABSENT)
+        changes.append(_in_words(point, old, new))
+    return changes
 
 
 def _points(about: Mapping[str, Any]) -> dict[Point, Any]:

@@ -57,7 +57,8 @@ def synthesize(ctx: Context) -> None:
 def _with_plain_model(ctx: Context) -> Context:
     """The context whose recipe has the plain folder of a GGUF file as its model."""
     store = Store(ctx.folder.parent.parent)
-    folder = gguf_folder(Path(ctx.recipe.model.source), store, ctx.progress.say)
+    file = Path(ctx.recipe.model.source)
+    folder = gguf_folder(file, store, ctx.progress.say)
     model = ctx.recipe.model.model_copy(update={"source": str(folder)})
     recipe = ctx.recipe.model_copy(update={"model": model})
     return dataclasses.replace(ctx, recipe=recipe)

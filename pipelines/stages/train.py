@@ -145,10 +145,12 @@ def _questions(ctx: Context) -> list[Example]:
     data = ctx.inputs["data"]
     if "difficulty" not in ctx.inputs:
         return examples(data, "rl")
-    ids = frames.read(ctx.inputs["difficulty"] / "selected.parquet")["example_id"].to_list()
+    selected = frames.read(ctx.inputs["difficulty"] / "selected.parquet")
+    ids = selected["example_id"].to_list()
     if ctx.recipe.grpo.order == "easy_first":
         scored = frames.read(ctx.inputs["difficulty"] / DATA, "example_id", "right")
-        never_solved = set(scored.filter(pl.col("right") == 0)["example_id"])
+        unsolved = scored.filter(pl.col("right") == 0)
+        never_solved = set(unsolved["example_id"])
         solved_ids = [id for id in ids if id not in never_solved]
         unsolved_ids = [id for id in ids if id in never_solved]
         ids = [*reversed(solved_ids), *unsolved_ids]

@@ -146,6 +146,8 @@ def _save_steps(grpo: Grpo) -> int:
 def questions_in_order(plan: Plan, examples: Sequence[Example]) -> datasets.Dataset:
     """The ids of every generation's questions, in order: one pass over it is the whole run."""
     grpo = plan.recipe.grpo
-    generations = math.ceil(samples.grpo_steps(grpo, len(examples)) / grpo.updates_per_rollout)
+    n_steps = samples.grpo_steps(grpo, len(examples))
+    generations = math.ceil(n_steps / grpo.updates_per_rollout)
     order = samples.schedule(len(examples), grpo.questions_per_step, generations, plan.recipe.seed, grpo.order)
-    return datasets.Dataset.from_dict({"prompt": [examples[index].id for index in order]})
+    ids = [examples[index].id for index in order]
+    return datasets.Dataset.from_dict({"prompt": ids})

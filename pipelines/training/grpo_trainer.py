@@ -203,7 +203,8 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
                 break
             if self.sync is None and step % self.args.save_steps == 0:
                 break
-            names = self.train_dataset["prompt"][following * questions : (following + 1) * questions]
+            start = following * questions
+            names = self.train_dataset["prompt"][start : start + questions]
             rows = [name for name in names for _ in range(self.grpo.group)]
             if self.sync is None and weights is None:
                 weights = whole_weights(self)[1]
@@ -222,7 +223,8 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             return
         started = time.perf_counter()
         mine = self.held_out[self.accelerator.process_index :: self.accelerator.num_processes]
-        counts = torch.tensor(self.rollouts.measure(mine), device=self.accelerator.device)
+        own_counts = self.rollouts.measure(mine)
+        counts = torch.tensor(own_counts, device=self.accelerator.device)
         right, verdicts, turns = self.accelerator.reduce(counts, reduction="sum").tolist()
         if verdicts:
             self.step_log.generation = {
@@ -265,10 +267,13 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             output["advantages"] = self._episode_advantages(FULL)
         if self.grpo.lambda_schema:
             output["schema_advantages"] = self._episode_advantages(SCHEMA)
-            masks = self.rollouts.masks(self.generation, SCHEMA, self._has_signal(SCHEMA))
-            mask = pad([torch.tensor(row) for row in masks], padding_value=0, padding_side="right")
+            has_signal = self._has_signal(SCHEMA)
+            masks = self.rollouts.masks(self.generation, SCHEMA, has_signal)
+            rows = [torch.tensor(row) for row in masks]
+            mask = pad(rows, padding_value=0, padding_side="right")
             output["schema_mask"] = mask.to(self.accelerator.device)
-            output["schema_items"] = self.accelerator.gather(output["schema_mask"].sum()).sum()
+            own_items = output["schema_mask"].sum()
+            output["schema_items"] = self.accelerator.gather(own_items).sum()
         self._old_rows = None
         return output
 
@@ -283,7 +288,8 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         assert self.generation is not None
         payments = turn_payments(self.generation.episodes).to(self.accelerator.device)
         payments = self.accelerator.pad_across_processes(payments, dim=1, pad_index=NAN)
-        values = advantages.turn_advantages(self.accelerator.gather(payments), self.grpo.group)
+        all_payments = self.accelerator.gather(payments)
+        values = advantages.turn_advantages(all_payments, self.grpo.group)
         return self._own_rank_rows(values)
 
     def _has_signal(self, track: str) -> Tensor:
@@ -291,7 +297,8 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         if track == FULL and self.grpo.credit == "turn":
             return self._turn_advantages().any(1)
         rewards = self._gathered_rewards(track)
-        return self._own_rank_rows(advantages.has_signal(rewards, self.grpo.group, self.grpo.baseline))
+        has_signal = advantages.has_signal(rewards, self.grpo.group, self.grpo.baseline)
+        return self._own_rank_rows(has_signal)
 
     def _gathered_rewards(self, track: str, as_drawn: bool = False) -> Tensor:
         """(N,) the track's rewards over all processes, group by group; as first drawn, or as trained on."""
@@ -340,8 +347,10 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         The advantages of the two tracks must not be added first: once the ratio leaves 1 they clip apart.
         """
         rows = rows_with_gradient(inputs, self.beta)
-        lengths = inputs["prompt_mask"].sum(1) + inputs["completion_mask"].sum(1)
-        self.step_log.counts[record.TRAINED] += (lengths * rows).sum().item()
+        prompt_lengths = inputs["prompt_mask"].sum(1)
+        lengths = prompt_lengths + inputs["completion_mask"].sum(1)
+        trained_tokens = (lengths * rows).sum()
+        self.step_log.counts[record.TRAINED] += trained_tokens.item()
         self._loss_forward = LossForward(rows)
         try:
             logps, entropies, _ = self._get_per_token_logps_and_entropies(

@@ -51,10 +51,12 @@ def follow(path: Path, words: list[str]) -> bool:
     except FileNotFoundError:  # its training has just ended
         return False
     stop = path.parent / STOP
-    launcher = launch.launcher(plan.recipe.hardware.model_copy(update={"launch": tuple(words), "processes": 1}))
+    changes = {"launch": tuple(words), "processes": 1}
+    launcher = launch.launcher(plan.recipe.hardware.model_copy(update=changes))
     with on_sigterm(stop.touch, once=True):
         command = [*parent_bound_prefix(), *launcher, "-m", launch.CHILD, str(path)]
-        code = subprocess.run(command, env=launch.environment(plan), check=False).returncode
+        finished = subprocess.run(command, env=launch.environment(plan), check=False)
+        code = finished.returncode
         print(f"{path.parent.parent.name}: the launcher left with exit code {code}", flush=True)
         return stop.exists()
 

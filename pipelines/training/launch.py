@@ -132,7 +132,8 @@ def launcher(hardware: Hardware) -> list[str]:
         raise ResourceError(problem, "Set hardware.python to one that exists.")
     if not hardware.launch:
         return [python] if hardware.processes == 1 else [python, *TORCHRUN, f"--nproc-per-node={hardware.processes}"]
-    places = os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)])
+    search_path = os.environ.get("PATH", os.defpath)
+    places = os.pathsep.join([str(Path(python).parent), search_path])
     program = shutil.which(hardware.launch[0], path=places)
     if program is None:
         raise ResourceError(
@@ -188,7 +189,8 @@ def _death(code: int, last: Mapping[str, Any], plan: Plan) -> errors.SqltrainErr
     resume = "Run again: training goes on from its last checkpoint."
     if last.get("event") == "error":
         kind = getattr(errors, str(last["kind"]), TrainingError)
-        error: errors.SqltrainError = kind(str(last["message"]), str(last["hint"]))
+        message = str(last["message"])
+        error: errors.SqltrainError = kind(message, str(last["hint"]))
         return error
     tail: Sequence[str] = last.get("tail", [])
     late = [line.strip() for line in tail if LATE in line]
@@ -213,4 +215,5 @@ def _last_words(tail: Sequence[str]) -> str:
     exceptions = [line.strip() for line in tail if _EXCEPTION.match(line) and not line.startswith(_LAUNCHERS)]
     if exceptions:
         return exceptions[-1]
-    return " | ".join(line for line in tail[-5:] if line.strip()) or "it said nothing"
+    last_lines = [line for line in tail[-5:] if line.strip()]
+    return " | ".join(last_lines) or "it said nothing"

@@ -68,7 +68,8 @@ def sampler_weights(
     if bounds is None:
         return weights
     mean_ratio = (episode_gap / mask.sum(-1, keepdim=True).clamp(min=1.0)).exp()
-    return weights * ((mean_ratio >= bounds[0]) & (mean_ratio <= bounds[1]))
+    is_within = (mean_ratio >= bounds[0]) & (mean_ratio <= bounds[1])
+    return weights * is_within
 
 
 # The loss of each token, (B, C), or (B, 1) if an episode has one ratio.

@@ -46,8 +46,12 @@ class Shape:
         """(inputs, outputs) of a block's linear layers: queries, keys, values, output, and the MLP's three."""
         wide = self.heads * self.head
         narrow = self.kv_heads * self.head
-        attention = [(self.hidden, wide), (self.hidden, narrow), (self.hidden, narrow), (wide, self.hidden)]
-        return [*attention, (self.hidden, self.ffn), (self.hidden, self.ffn), (self.ffn, self.hidden)]
+        query = (self.hidden, wide)
+        key_or_value = (self.hidden, narrow)
+        output = (wide, self.hidden)
+        gate_or_up = (self.hidden, self.ffn)
+        down = (self.ffn, self.hidden)
+        return [query, key_or_value, key_or_value, output, gate_or_up, gate_or_up, down]
 
     @property
     def block(self) -> int:
@@ -70,7 +74,8 @@ class Shape:
 
     def adapters(self, rank: int) -> int:
         """Parameters of low-rank adapters on every linear layer but the head."""
-        return self.layers * sum(rank * (rows + columns) for rows, columns in self.matrices)
+        by_matrix = [rank * (rows + columns) for rows, columns in self.matrices]
+        return self.layers * sum(by_matrix)
 
 
 # From each model's config.json on its hub.
@@ -109,7 +114,8 @@ def _shape_in_config(config: dict[str, Any]) -> Shape:
     heads = config["num_attention_heads"]
     hidden = config["hidden_size"]
     # `packing.supports_packing` refuses a model with windows; Qwen's are off unless its configuration turns them on.
-    is_on = config.get("use_sliding_window", config.get("model_type") not in ("qwen2", "qwen3"))
+    is_on_by_default = config.get("model_type") not in ("qwen2", "qwen3")
+    is_on = config.get("use_sliding_window", is_on_by_default)
     has_window = bool(is_on) and config.get("sliding_window") is not None
     layer_types = config.get("layer_types")
     if layer_types:
@@ -186,8 +192,10 @@ class Memory:
         """
         resident = self.weights + self.copies + self.optimizer + self.logits
         if self.twin:
-            return int(WASTE * (resident + self.training + self.twin + self.cache)) + 2 * RESERVE
-        return int(WASTE * (resident + max(self.training, self.cache))) + RESERVE
+            of_two_processes = resident + self.training + self.twin + self.cache
+            return int(WASTE * of_two_processes) + 2 * RESERVE
+        at_most = resident + max(self.training, self.cache)
+        return int(WASTE * at_most) + RESERVE
 
 
 def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:

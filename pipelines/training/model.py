@@ -153,7 +153,8 @@ def whole_weights(trainer: Any) -> tuple[Any, dict[str, Tensor]]:
                 del whole[key]
         whole[name] = dequantize_4bit(value.data, state)
     lora = network.peft_config[ADAPTER]
-    return plain(network.get_base_model()), merged(whole, lora.lora_alpha / lora.r)
+    scaling = lora.lora_alpha / lora.r
+    return plain(network.get_base_model()), merged(whole, scaling)
 
 
 def plain(network: Any) -> Any:

@@ -32,7 +32,8 @@ class MuonAdamW(torch.optim.Optimizer):
             betas=optimizer.betas,
             weight_decay=optimizer.weight_decay,
         )
-        super().__init__([*muon.param_groups, *self._adamw.param_groups], {})
+        groups = [*muon.param_groups, *self._adamw.param_groups]
+        super().__init__(groups, {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -142,8 +143,8 @@ def orthogonal(
         x = x.mT
     for _ in range(steps):
         gram = to_bfloat16(x @ x.mT)
-        polynomial = to_bfloat16(torch.baddbmm(gram, gram, gram, beta=b, alpha=c))
-        x = to_bfloat16(torch.baddbmm(x, polynomial, x, beta=a))
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = to_bfloat16(torch.baddbmm(x, to_bfloat16(polynomial), x, beta=a))
     return x.mT if is_tall else x
 
 

@@ -37,4 +37,6 @@ class Plan(Section):
     @property
     def optimizer(self) -> Optimizer:
         """The optimiser of this run's section of the recipe."""
-        return self.recipe.sft.optimizer if self.kind == "sft" else self.recipe.grpo.optimizer
+        if self.kind == "sft":
+            return self.recipe.sft.optimizer
+        return self.recipe.grpo.optimizer

@@ -160,7 +160,10 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
 
     def _values(self, logs: Mapping[str, Any]) -> dict[str, float]:
         """The step's curves: the numbers of TRL's that are kept, and our own."""
-        values = {name: logs[key] for key, name in self.names.items() if logs.get(key) is not None}
+        values = {}
+        for key, name in self.names.items():
+            if logs.get(key) is not None:
+                values[name] = logs[key]
         for key, value in logs.items():
             if key.startswith(OWN):
                 values[key.removeprefix(OWN)] = value
@@ -169,7 +172,8 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
     def _spent(self, logs: Mapping[str, Any]) -> dict[str, float]:
         """The step's seconds by their use, its tokens and its rates."""
         wall, cpu = _now()
-        spent = {"seconds": wall - self.since[0], "cpu_seconds": cpu - self.since[1]}
+        wall_before, cpu_before = self.since
+        spent = {"seconds": wall - wall_before, "cpu_seconds": cpu - cpu_before}
         self.since = (wall, cpu)
         if torch.cuda.is_available():  # GiB of the device's memory that this step held at its most
             spent["gpu_gb"] = torch.cuda.max_memory_allocated() / 2**30
@@ -218,7 +222,8 @@ def state_bytes(network: Any) -> int:
 def last_whole_checkpoint(out: Path) -> str | None:
     """The newest checkpoint that was written to its end; those cut short are removed."""
     newest = None
-    for folder in sorted((out / CHECKPOINTS).glob("checkpoint-*"), key=_step_of):
+    folders = (out / CHECKPOINTS).glob("checkpoint-*")
+    for folder in sorted(folders, key=_step_of):
         if (folder / WHOLE).exists():
             newest = str(folder)
         else:

@@ -133,7 +133,8 @@ class Rollouts:
         self.environment = environment
         self.gold_schemas = gold_schemas
         self.rubric = Rubric(plan.recipe.rewards)
-        self.grade = GradeSource(plan.recipe.rewards, plan.out.parent.parent / RESPONSES)
+        store = plan.out.parent.parent
+        self.grade = GradeSource(plan.recipe.rewards, store / RESPONSES)
         # Engines live as long as the run: they keep the prompts of the questions that come again.
         mode = RolloutMode.training(plan.recipe)
         self.engine = environment.engine(policy, mode)
@@ -223,7 +224,8 @@ class Rollouts:
         graded = self.grade(outcomes, self.examples)
         episodes = []
         for row, (trajectory, outcome) in enumerate(zip(trajectories, graded, strict=True)):
-            episode = self._pay(trajectory, outcome, versions.get(str(row), ()))
+            own_versions = versions.get(str(row), ())
+            episode = self._pay(trajectory, outcome, own_versions)
             episodes.append(episode)
         self._stop_if_nothing_works(episodes)
         seconds = {

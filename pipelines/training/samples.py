@@ -40,7 +40,9 @@ def make_sample(trajectory: Trajectory, codec: ChatCodec) -> Sample:
     ends = list(trajectory.turn_ends)
     if not ids:
         ids, mask, ends = _encode(trajectory, codec)
-    labels = [token if is_agents else IGNORED for token, is_agents in zip(ids, mask, strict=True)]
+    labels = []
+    for token, is_agents in zip(ids, mask, strict=True):
+        labels.append(token if is_agents else IGNORED)
     return Sample(tuple(ids), tuple(labels), tuple(mask), tuple(ends))
 
 
@@ -192,7 +194,8 @@ def prefix_groups(samples: Sequence[Sample]) -> list[int]:
     by_tokens = sorted(numbers, key=lambda index: samples[index].input_ids)
     shared = [0]  # for each sample in that order, the tokens that it shares with the one before it
     for before, index in itertools.pairwise(by_tokens):
-        shared.append(common_prefix(samples[before].input_ids, samples[index].input_ids))
+        n_shared = common_prefix(samples[before].input_ids, samples[index].input_ids)
+        shared.append(n_shared)
     instructions = min(shared[1:], default=0)
     groups = [0] * len(samples)
     group = 0
@@ -220,7 +223,8 @@ def schedule(pool: int, questions: int, generations: int, seed: int, order: str 
     epoch = 0
     while len(indices) < total:
         while len(waiting) < questions:
-            fresh = np.random.default_rng((seed, epoch)).permutation(pool).tolist()
+            rng = np.random.default_rng((seed, epoch))
+            fresh = rng.permutation(pool).tolist()
             waiting += sorted(fresh, key=set(waiting).__contains__)  # questions that still wait come last
             epoch += 1
         indices += waiting[:questions]

@@ -165,7 +165,10 @@ def keeps_small_updates(network: nn.Module) -> None:
     An update of 1e-6 is below half of bfloat16's spacing at any weight over 3e-4: 98 % of the weights would never move.
     DeepSpeed makes its own float32 copies later, from these weights.
     """
-    coarse = {str(weight.dtype).removeprefix("torch.") for weight in network.parameters() if weight.requires_grad}
+    coarse = set()
+    for weight in network.parameters():
+        if weight.requires_grad:
+            coarse.add(str(weight.dtype).removeprefix("torch."))
     if coarse - {"float32"}:
         raise RecipeError(
             f"weights under training are in {', '.join(sorted(coarse))}, which rounds small updates away",
@@ -216,7 +219,8 @@ def run(trainer: Any, plan: Plan) -> None:
     keeps_small_updates(trainer.model)
     patch_trl_lm_head()
     trainer.remove_callback(PrinterCallback)
-    stop = Preemption(plan.out, plan.recipe.grpo.updates_per_rollout if plan.kind == "grpo" else 1)
+    stops_every = plan.recipe.grpo.updates_per_rollout if plan.kind == "grpo" else 1
+    stop = Preemption(plan.out, stops_every)
     # The recorder comes last: it looks for room before each checkpoint, also before that of a stop.
     recorder = trainer.pop_callback(CurveRecorder)
     recorder.measure(trainer.model)

@@ -59,7 +59,8 @@ def _held_out_hacking(lines: Sequence[Line]) -> str | None:
     measured = [index for index, line in enumerate(lines) if HELD_OUT in line]
     pairs = []  # (mean of two measurements in a row, index of the second)
     for first, second in itertools.pairwise(measured):
-        mean = (lines[first][HELD_OUT] + lines[second][HELD_OUT]) / 2
+        total = lines[first][HELD_OUT] + lines[second][HELD_OUT]
+        mean = total / 2
         pairs.append((mean, second))
     if not pairs:
         return None

@@ -80,7 +80,8 @@ def _spaced(word: str) -> str:
 def _limit_clues(failure: Failure) -> tuple[Hint, ...]:
     if failure.status not in (ExecutionStatus.TIMEOUT, ExecutionStatus.LIMIT):
         return ()
-    return (Hint("too_slow", _spaced(failure.error_class or str(failure.status))),)
+    limit = failure.error_class or str(failure.status)
+    return (Hint("too_slow", _spaced(limit)),)
 
 
 def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:

@@ -246,7 +246,8 @@ def _sort_inner_joins(select: exp.Select) -> None:
     select.where(*conditions, copy=False)
     first, *others = sorted(tables, key=lambda table: str(table.this))
     select.set("from_", exp.From(this=first))
-    select.set("joins", [exp.Join(this=table) for table in others])
+    joins = [exp.Join(this=table) for table in others]
+    select.set("joins", joins)
 
 
 def _drop_aliases(tree: exp.Expr) -> None:
@@ -324,7 +325,8 @@ def _values_near_constants(trees: Sequence[exp.Expr]) -> tuple[Mapping[str, Sequ
         condition = literal.find_ancestor(exp.Predicate)
         if condition is None:
             continue
-        names = {column.name.lower() for column in condition.find_all(exp.Column)}
+        columns = condition.find_all(exp.Column)
+        names = {column.name.lower() for column in columns}
         near = _values_near(bare)
         for name in names:
             values[name] += near

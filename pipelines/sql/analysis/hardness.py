@@ -114,7 +114,10 @@ def _tree_counts(tree: exp.Expr) -> Counts:
     while isinstance(select, exp.SetOperation):
         select = unwrap(select.this)
     joins = select.args.get("joins") or ()
-    join_conditions = [join.args["on"] for join in joins if join.args.get("on")]
+    join_conditions: list[exp.Expr] = []
+    for join in joins:
+        if join.args.get("on"):
+            join_conditions.append(join.args["on"])
     where_condition = _clause_condition(select, "where")
     having_condition = _clause_condition(select, "having")
     on: list[exp.Expr] = []

@@ -154,7 +154,8 @@ class _Resolver:
         if cte in self.open:  # a recursive one has its own columns
             return _Source(None, None)
         self.open.append(cte)
-        names = tuple(column.name.lower() for column in cte.args["alias"].columns)
+        columns = cte.args["alias"].columns
+        names = tuple(column.name.lower() for column in columns)
         source = _Source(None, names or self._outputs(cte.this))
         self.open.pop()
         return source

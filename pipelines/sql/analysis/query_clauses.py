@@ -137,7 +137,8 @@ def _key_texts(tree: exp.Expr, clause: type[exp.Order | exp.Group]) -> Iterator[
 
 
 def _having_texts(tree: exp.Expr) -> tuple[str, ...]:
-    texts = [_canonical_sql(having.this) for having in tree.find_all(exp.Having)]
+    clauses = tree.find_all(exp.Having)
+    texts = [_canonical_sql(having.this) for having in clauses]
     return tuple(sorted(texts))
 
 
@@ -158,7 +159,8 @@ def _logic_words(tree: exp.Expr) -> tuple[str, ...]:
 
 def _outer_sides(tree: exp.Expr) -> tuple[str, ...]:
     """LEFT, RIGHT and FULL of the outer joins, sorted."""
-    sides = [join.side for join in tree.find_all(exp.Join) if join.side]
+    joins = tree.find_all(exp.Join)
+    sides = [join.side for join in joins if join.side]
     return tuple(sorted(sides))
 
 

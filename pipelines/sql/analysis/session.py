@@ -114,7 +114,8 @@ def tie_probes(sql: str, engine: str) -> list[Probe]:
         n_kept = limit + offset
         keys = _sort_keys(select)
         probe = _tie_probe(select, keys, n_kept + 1)
-        probes.append((probe.sql(dialect=engine), n_kept, len(keys)))
+        text = probe.sql(dialect=engine)
+        probes.append((text, n_kept, len(keys)))
     return probes
 
 

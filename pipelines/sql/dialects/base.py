@@ -187,7 +187,8 @@ class DatabaseSession(abc.ABC):
         self, cursor: Any, max_rows: int, fetchmany: Callable[[int], Sequence[Sequence[Any]]] | None = None
     ) -> RawResult:
         """The columns and rows of a cursor that has run a query, within the limits of a result."""
-        rows, truncated = fetch(fetchmany or cursor.fetchmany, max_rows, self.bounds.max_bytes, self.has_plain_values)
+        fetch_rows = fetchmany or cursor.fetchmany
+        rows, truncated = fetch(fetch_rows, max_rows, self.bounds.max_bytes, self.has_plain_values)
         columns = tuple([item[0] for item in cursor.description or ()])
         return RawResult(OK, columns, rows, truncated)
 
@@ -445,7 +446,8 @@ HiddenNames = tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]
 def fold(name: str) -> str:
     """A name without case and accents: names that some engine takes for one are equal."""
     signs = unicodedata.normalize("NFKD", name)
-    return "".join(sign for sign in signs if not unicodedata.combining(sign)).casefold()
+    bare_signs = [sign for sign in signs if not unicodedata.combining(sign)]
+    return "".join(bare_signs).casefold()
 
 
 def identity(location: str) -> str:
@@ -521,7 +523,8 @@ def _asks_for_order(sql: str, engine: str) -> bool:
     """Whether a statement has the word ORDER outside its comments."""
     if not _ORDER.search(sql):
         return False
-    return any(_ORDER.search(statement.text) for statement in split_script(sql, engine))
+    statements = split_script(sql, engine)
+    return any(_ORDER.search(statement.text) for statement in statements)
 
 
 def _sort_key(value: Any) -> tuple[str, Any]:
@@ -620,7 +623,9 @@ class Hidden(NamedTuple):
             return True
         if self._hides_any(named.columns):
             return True
-        return self._is_veiled_row_read(named, veiled, calls) or self._is_veiled_column_read(named, veiled, relations)
+        if self._is_veiled_row_read(named, veiled, calls):
+            return True
+        return self._is_veiled_column_read(named, veiled, relations)
 
     def _is_named_in(self, named: StatementNames, calls: Set[tuple[str, str]]) -> bool:
         """Whether a statement names a hidden table, function or type."""
@@ -691,7 +696,8 @@ class Hidden(NamedTuple):
             return True
         nearer: set[str] = set()
         for relation in relations:
-            nearer.update(map(fold, self.attributes.get(relation, ())))
+            columns = self.attributes.get(relation, ())
+            nearer.update(map(fold, columns))
         return not hidden <= nearer
 
     def with_views(self, views: Iterable[tuple[str, StatementNames | None]]) -> Hidden:
@@ -727,4 +733,5 @@ class Hidden(NamedTuple):
             return raw
         if raw.status in (REFUSED, ERROR) and raw.error_class == "not_authorized":
             return failure(REFUSED, "hidden", HIDDEN_REFUSAL)
-        return raw._replace(error=str(raw.error_class).replace("_", " "))
+        message = str(raw.error_class).replace("_", " ")
+        return raw._replace(error=message)

@@ -110,7 +110,8 @@ class Dialect(abc.ABC):
     @classmethod
     def quoted(cls, name: str) -> str:
         """A name in quotes, as any mode of this engine reads it."""
-        return cls.quote + name.replace(cls.quote, cls.quote * 2) + cls.quote
+        escaped = name.replace(cls.quote, cls.quote * 2)
+        return f"{cls.quote}{escaped}{cls.quote}"
 
     @classmethod
     def reading(cls, location: str) -> str:
@@ -194,12 +195,16 @@ def find_name(name: str, names: Iterable[str], engine: str) -> str | None:
 
 
 def _ascii_lower(name: str) -> str:
-    return "".join(sign.lower() if sign.isascii() else sign for sign in name)
+    signs = [sign.lower() if sign.isascii() else sign for sign in name]
+    return "".join(signs)
 
 
 def engine_of_file(path: Path) -> str | None:
     """The engine of a file by its suffix."""
-    return next((name for name in DIALECTS if path.suffix in DIALECTS[name].suffixes), None)
+    for name in DIALECTS:
+        if path.suffix in DIALECTS[name].suffixes:
+            return name
+    return None
 
 
 def engine_of_head(head: bytes, path: Path) -> str | None:
@@ -220,7 +225,10 @@ def engine_of_head(head: bytes, path: Path) -> str | None:
 
 def engine_of_address(address: str) -> str | None:
     """The engine whose server has such an address; None if the text is not an address."""
-    return next((name for name in DIALECTS if address.startswith(DIALECTS[name].schemes or ("\0",))), None)
+    for name in DIALECTS:
+        if address.startswith(DIALECTS[name].schemes):
+            return name
+    return None
 
 
 def file_suffixes() -> tuple[str, ...]:
@@ -246,7 +254,8 @@ def raw_sign_fault(address: str) -> str | None:
     behind = rest[len(beginning) :]
     path, _, query = behind.partition("?")
     credentials = beginning.rpartition("@")[0]
-    option_names = [option.partition("=")[0] for option in query.split("&")]
+    options = query.split("&")
+    option_names = [option.partition("=")[0] for option in options]
     has_raw_sign = (
         "@" in path
         or "#" in rest

@@ -159,7 +159,8 @@ UNION ALL SELECT {_SHOWN.format("table_name")}, column_name, comment FROM duckdb
             until = time.monotonic() + view_seconds
 
             def view(sql: str) -> Iterable[Sequence[Any]]:
-                timer = threading.Timer(max(0.0, until - time.monotonic()), connection.interrupt)
+                seconds_left = max(0.0, until - time.monotonic())
+                timer = threading.Timer(seconds_left, connection.interrupt)
                 timer.start()
                 try:
                     cursor = connection.execute(sql)
@@ -235,7 +236,8 @@ class DuckdbSession(base.DatabaseSession):
             stripped = stripped[7:]
         with self._cursor() as cursor, base.interrupted_at(self.deadline, cursor.interrupt):
             names_in = functools.partial(self._names, cursor, stripped)
-            return duckdb_refusal(stripped, functools.partial(TREE.of, cursor), self.hidden, names_in)
+            serialize = functools.partial(TREE.of, cursor)
+            return duckdb_refusal(stripped, serialize, self.hidden, names_in)
 
     def _names(self, cursor: duckdb.DuckDBPyConnection, sql: str, tree: Any) -> base.StatementNames:
         """The names in a statement and what it reads."""
@@ -266,7 +268,8 @@ class DuckdbSession(base.DatabaseSession):
             hidden = _with_types(hidden, types, visible_types)
             bodies: list[tuple[str, base.StatementNames | None]] = []
             for schema, name, sql in definitions:
-                bodies.append((name, self._view_names(cursor, schema, name, sql)))
+                names = self._view_names(cursor, schema, name, sql)
+                bodies.append((name, names))
             return hidden.with_views(bodies)
 
     def _view_names(
@@ -291,7 +294,8 @@ class DuckdbSession(base.DatabaseSession):
         account = _account_of(text)
         message = str(account.get("exception_message", ""))
         message = message.replace(self._location, "the database")
-        message = message.replace(os.path.dirname(self._location) + os.sep, "")
+        folder = os.path.dirname(self._location) + os.sep
+        message = message.replace(folder, "")
         status, error_class = _class_of(type(error))
         if status == ERROR:
             error_class = _mistake_class(account) or error_class

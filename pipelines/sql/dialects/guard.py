@@ -382,7 +382,8 @@ def with_pivot_values(sql: str) -> str:
     words: list[tuple[str, int]] = []  # each with its end
     for match in DUCKDB_TOKEN.finditer(sql):
         if match.lastgroup not in ("space", "comment"):
-            words.append((match[0].lower(), match.end()))
+            word = match[0].lower()
+            words.append((word, match.end()))
     words.append((";", len(sql)))
     pieces: list[str] = []
     written = 0

@@ -718,7 +718,8 @@ class MysqlSession(base.DatabaseSession):
             cursor.execute(_VIEWS)
             views: list[tuple[str, base.StatementNames | None]] = []
             for name, sql in cursor.fetchall():
-                views.append((str(name), _view_names(str(sql or ""))))
+                names = _view_names(str(sql or ""))
+                views.append((str(name), names))
         return hidden.extended(elsewhere, computed=computed).with_views(views)
 
     def explain(self, error: Exception) -> tuple[str, str, str] | None:

@@ -331,7 +331,8 @@ def _qualified_names(hidden: base.Hidden, relations: Sequence[Sequence[Any]]) ->
         if name in hidden.tables:
             tables.add(full_name)
         if name in hidden.columns:
-            columns[full_name] = columns.get(full_name, frozenset()) | hidden.columns[name]
+            known = columns.get(full_name, frozenset())
+            columns[full_name] = known | hidden.columns[name]
     return tables, columns
 
 
@@ -496,7 +497,8 @@ class PostgresSession(base.DatabaseSession):
             body_names = postgres_names(str(sql), self._visible, pure)
             bodies.append((str(name), body_names))
         for name, options in execute(_FOREIGN).fetchall():
-            bodies.append((str(name), self._names_in_options(str(options))))
+            option_names = self._names_in_options(str(options))
+            bodies.append((str(name), option_names))
         closure = hidden.with_views(bodies)
         types: list[str] = []
         for name, sql in execute(_CONDITIONS).fetchall():

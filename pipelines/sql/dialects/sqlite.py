@@ -117,7 +117,8 @@ def guard(action: int, first: str | None, second: str | None, *_: str | None) ->
 
 def general_code(error: Exception) -> str:
     """The name of SQLite's primary result code: SQLITE_IOERR_READ is an SQLITE_IOERR; "" if the error has none."""
-    return "_".join(str(getattr(error, "sqlite_errorname", "")).split("_")[:2])
+    name = str(getattr(error, "sqlite_errorname", ""))
+    return "_".join(name.split("_")[:2])
 
 
 def classify(error: Exception) -> tuple[str, str]:
@@ -324,7 +325,8 @@ class Sqlite(Dialect):
             nonlocal work_left
             if work_left < 0:
                 raise ViewLimitExceeded
-            (result,) = sandbox.execute_many([(Database("", "sqlite", location), sql)], SAMPLED_ROWS)
+            database = Database("", "sqlite", location)
+            (result,) = sandbox.execute_many([(database, sql)], SAMPLED_ROWS)
             work_left = -1 if result.status.value == TIMEOUT else work_left - result.work
             if work_left < 0 or not result.ok:
                 raise ViewLimitExceeded
@@ -384,7 +386,8 @@ class SqliteSession(base.DatabaseSession):
         # The first use of a virtual table makes a table, which the authorizer will not allow later.
         query = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE%'"
         names = [row[0] for row in connection.execute(query)]
-        for name in (*(f"pragma_{pragma}" for pragma in sorted(PRAGMAS)), "json_each", "json_tree", *names):
+        pragma_tables = [f"pragma_{pragma}" for pragma in sorted(PRAGMAS)]
+        for name in (*pragma_tables, "json_each", "json_tree", *names):
             with contextlib.suppress(sqlite3.Error):  # a module that this SQLite lacks; a query for it will say so
                 connection.execute(f"SELECT * FROM {base.quoted(name)} LIMIT 0").close()
 
@@ -636,9 +639,11 @@ def database_digest(connection: sqlite3.Connection) -> str:
         if kind in ("table", "view"):
             cursor = connection.execute(f"SELECT * FROM {base.quoted(name)}")
             columns = [item[0].lower() for item in cursor.description]
-            objects.append([kind, name.lower(), columns, *_rows_digest(cursor, today)])
+            rows_digest = _rows_digest(cursor, today)
+            objects.append([kind, name.lower(), columns, *rows_digest])
         elif kind == "index":
-            objects.append([kind, table.lower(), *_index_properties(connection, table, name)])
+            properties = _index_properties(connection, table, name)
+            objects.append([kind, table.lower(), *properties])
         else:
             objects.append([kind, table.lower()])
     return texts_digest(sorted(map(repr, objects)))
@@ -795,7 +800,8 @@ class StatefulSession(SqliteSession):
             self._sql = statement
             cursor = self._connection.execute(statement)
             if cursor.description is None:
-                raw = base.RawResult(OK, CHANGED, [(max(0, cursor.rowcount),)])
+                n_changed = max(0, cursor.rowcount)
+                raw = base.RawResult(OK, CHANGED, [(n_changed,)])
             else:
                 raw = self.result(cursor, max_rows)
             cursor.close()
