@@ -79,8 +79,8 @@ def _links_in(batch: Path) -> dict[str, str]:
     links: dict[str, str] = {}
     for path in batch.rglob("*"):
         if path.is_symlink():
-            place = path.relative_to(batch)
-            links[str(place)] = os.readlink(path)
+            relative_path = path.relative_to(batch)
+            links[str(relative_path)] = os.readlink(path)
     return links
 
 

@@ -111,8 +111,8 @@ def _write_examples(ctx: Context, pool_source: PoolSource, loaded: base.Loaded, 
 
 def pool_frame(examples: Sequence[Example], pool: str, part: int) -> pl.DataFrame:
     """The rows of a pool's examples; all windows have the same columns, also where a column holds no value."""
-    place = {"pool": pool, "part": part}
-    frame = frames.to_frame(examples, extra=[place] * len(examples))
+    pool_columns = {"pool": pool, "part": part}
+    frame = frames.to_frame(examples, extra=[pool_columns] * len(examples))
     return frame.with_columns(pl.col(pl.Null).cast(pl.String))
 
 

@@ -102,8 +102,8 @@ def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
         path = _path(source)
         folder = by_folder.setdefault(str(path), {})
         for file in digests.files(source, path):
-            place = os.path.relpath(file, path)
-            folder[place] = digests.of(file)
+            relative_path = os.path.relpath(file, path)
+            folder[relative_path] = digests.of(file)
     digests.save()
     return {path: digest(files) for path, files in by_folder.items()}
 
@@ -160,8 +160,8 @@ def folder_digest(folder: Path, store: Path | None = None) -> str:
     digests = Digests(store)
     files = []
     for file in walk_files(folder):
-        place = os.path.relpath(file, folder)
-        files.append([place, digests.of(file)])
+        relative_path = os.path.relpath(file, folder)
+        files.append([relative_path, digests.of(file)])
     digests.save()
     return digest(files)
 

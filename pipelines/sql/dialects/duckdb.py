@@ -339,18 +339,18 @@ def _class_of(exception: type[Exception]) -> tuple[str, str]:
 def _inexact_columns(types: Sequence[str]) -> set[int]:
     """The columns whose values the driver changes."""
     inexact: set[int] = set()
-    for place, kind in enumerate(types):
+    for index, kind in enumerate(types):
         if any(mark in kind for mark in _INEXACT):
-            inexact.add(place)
+            inexact.add(index)
     return inexact
 
 
 def _select_list(width: int, as_text: Set[int]) -> str:
     """The SELECT list that takes all columns, some of them as text."""
     items: list[str] = []
-    for place in range(width):
-        item = f"#{place + 1}"
-        if place in as_text:
+    for index in range(width):
+        item = f"#{index + 1}"
+        if index in as_text:
             item = f"{item}::VARCHAR"
         items.append(item)
     return ", ".join(items)
@@ -359,11 +359,11 @@ def _select_list(width: int, as_text: Set[int]) -> str:
 def _infinite_dates(types: Sequence[str], rows: Sequence[base.Row]) -> set[int]:
     """The columns with infinite dates, which the driver reads as Python's first or last one."""
     infinite: set[int] = set()
-    for place, kind in enumerate(types):
+    for index, kind in enumerate(types):
         if not kind.startswith(("DATE", "TIMESTAMP")):
             continue
-        if any(str(row[place]).startswith(_ENDS) for row in rows):
-            infinite.add(place)
+        if any(str(row[index]).startswith(_ENDS) for row in rows):
+            infinite.add(index)
     return infinite
 
 

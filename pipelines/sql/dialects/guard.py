@@ -286,21 +286,21 @@ def body(sql: str, token: re.Pattern[str] = TOKEN) -> str:
 def lexed(sql: str, token: re.Pattern[str] = TOKEN) -> tuple[list[tuple[str, str]], str]:
     """The tokens before the first thing that this lexer does not know, and the text from there."""
     tokens: list[tuple[str, str]] = []
-    place = 0
-    while place < len(sql):
-        match = token.match(sql, place)
+    position = 0
+    while position < len(sql):
+        match = token.match(sql, position)
         if match is None:
-            return tokens, sql[place:]
+            return tokens, sql[position:]
         kind = str(match.lastgroup)
         text = match[0]
         # An open comment may be nested, a carriage return ends one, and a text right after E or U& has escapes.
-        is_open_comment = kind != "comment" and sql.startswith("/*", place)
+        is_open_comment = kind != "comment" and sql.startswith("/*", position)
         if is_open_comment or "\r" in text.strip():
-            return tokens, sql[place:]
+            return tokens, sql[position:]
         is_quoted = kind in ("text", "name")
-        if is_quoted and tokens and not sql[place - 1].isspace() and tokens[-1][1] in ("e", "&"):
-            return tokens, sql[place - 1 :]
-        place = match.end()
+        if is_quoted and tokens and not sql[position - 1].isspace() and tokens[-1][1] in ("e", "&"):
+            return tokens, sql[position - 1 :]
+        position = match.end()
         if kind in ("space", "comment"):
             continue
         if kind == "name":
@@ -361,14 +361,14 @@ def shadowed_names(sql: str) -> frozenset[str]:
     tokens, _ = lexed(sql)
     others: set[str] = set()
     before = ""
-    for place, (kind, word) in enumerate(tokens):
+    for position, (kind, word) in enumerate(tokens):
         name = fold(word)
         if kind == "text":  # SQLite also takes a text for a name
             text = word[1:-1].replace("''", "'")
             others.add(fold(text))
         elif kind in ("word", "name") and name in common:
             definition, scope_start = common[name]
-            is_meant = place == definition or place > scope_start
+            is_meant = position == definition or position > scope_start
             if before == "." or not is_meant:
                 others.add(name)
         before = word
@@ -437,13 +437,13 @@ def word_refusal(tokens: Sequence[tuple[str, str]], index: int, word: str, engin
 
 def _opens_common_table(tokens: Sequence[tuple[str, str]], start: int) -> bool:
     """Whether the columns of a common table expression stand from a place on, as in "name(a, b) AS (SELECT"."""
-    place = start
-    while place < len(tokens):
-        kind, word = tokens[place]
+    position = start
+    while position < len(tokens):
+        kind, word = tokens[position]
         if kind not in ("word", "name") and word != ",":
             break
-        place += 1
-    ahead = [word for _, word in tokens[place : place + 6]]
+        position += 1
+    ahead = [word for _, word in tokens[position : position + 6]]
     if ahead[:2] != [")", "as"]:
         return False
     opening = [word for word in ahead[2:] if word not in ("not", "materialized")]

@@ -299,17 +299,17 @@ def _statement_names(sql: str) -> base.StatementNames:
     """
     tokens, rest = lexed(sql)
     words: list[str] = []
-    names: list[int] = []  # places of names
-    for place, (kind, word) in enumerate(tokens):
+    names: list[int] = []  # indices of names
+    for index, (kind, word) in enumerate(tokens):
         if kind in ("word", "name"):
-            names.append(place)
+            names.append(index)
             word = base.fold(word)
         words.append(word)
     given = _given_names(tokens, words, names, sql)
     tables_of = _tables_of_names(words, names)
     parts = []
-    for places, outer in _queries(words):
-        parts.append(_query_names(tokens, words, places, outer, given, tables_of))
+    for indices, outer in _queries(words):
+        parts.append(_query_names(tokens, words, indices, outer, given, tables_of))
     return base.StatementNames(
         relations=frozenset(),
         rows=frozenset(),
@@ -323,10 +323,10 @@ def _statement_names(sql: str) -> base.StatementNames:
 def _tables_of_names(words: Sequence[str], names: Sequence[int]) -> dict[str, set[str]]:
     """The tables that each name may stand for: itself, one before it, one that has its alias further on."""
     tables_of: dict[str, set[str]] = {}
-    for place in names:
-        tables_of[words[place]] = {words[place]}
-    for place in names:
-        after = words[place + 1 : place + 3]
+    for index in names:
+        tables_of[words[index]] = {words[index]}
+    for index in names:
+        after = words[index + 1 : index + 3]
         if after[:1] in (["for"], ["partition"]):
             aliases = list(tables_of)
         elif after[:1] == ["as"]:
@@ -335,13 +335,13 @@ def _tables_of_names(words: Sequence[str], names: Sequence[int]) -> dict[str, se
             aliases = list(after[:1])
         for alias in aliases:
             tables = tables_of.setdefault(alias, {alias})
-            tables.add(words[place])
+            tables.add(words[index])
     return tables_of
 
 
 def _given_names(tokens: Sequence[tuple[str, str]], words: Sequence[str], names: Sequence[int], sql: str) -> set[int]:
-    """The places of names that the statement gives: behind AS, and those of its common table expressions."""
-    common = {base.fold(name): places for name, places in common_tables(sql).items()}
+    """The indices of names that the statement gives: behind AS, and those of its common table expressions."""
+    common = {base.fold(name): indices for name, indices in common_tables(sql).items()}
     given: set[int] = set()
     for at in names:
         if tokens[at - 1 : at] == [("word", "as")]:
@@ -354,57 +354,57 @@ def _given_names(tokens: Sequence[tuple[str, str]], words: Sequence[str], names:
 
 
 def _queries(words: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """For each query, the places of its words outside its subqueries, and of the words of the queries around it."""
+    """For each query, the indices of its words outside its subqueries, and of the words of the queries around it."""
     queries: list[tuple[list[int], list[list[int]]]] = [([], [])]
     open_brackets = [queries[0]]
-    for place, word in enumerate(words):
-        places, around = open_brackets[-1]
+    for index, word in enumerate(words):
+        indices, around = open_brackets[-1]
         if word == ")" and len(open_brackets) > 1:
             open_brackets.pop()
-            places, _ = open_brackets[-1]
-        places.append(place)
+            indices, _ = open_brackets[-1]
+        indices.append(index)
         if word != "(":
             continue
-        if words[place + 1 : place + 2] in (["select"], ["with"], ["values"], ["table"]):
-            subquery: tuple[list[int], list[list[int]]] = ([], [*around, places])
+        if words[index + 1 : index + 2] in (["select"], ["with"], ["values"], ["table"]):
+            subquery: tuple[list[int], list[list[int]]] = ([], [*around, indices])
             queries.append(subquery)
             open_brackets.append(subquery)
         else:
             open_brackets.append(open_brackets[-1])
     with_outer: list[tuple[list[int], list[int]]] = []
-    for places, around in queries:
+    for indices, around in queries:
         outer = list(itertools.chain.from_iterable(around))
-        with_outer.append((places, outer))
+        with_outer.append((indices, outer))
     return with_outer
 
 
 def _query_names(
     tokens: Sequence[tuple[str, str]],
     words: Sequence[str],
-    places: Sequence[int],
+    indices: Sequence[int],
     outer: Sequence[int],
     given: Container[int],
     tables_of: Mapping[str, set[str]],
 ) -> base.StatementNames:
-    """The names in one query, by the places of its words; `given` are places of names that the statement gives."""
+    """The names in one query, by the indices of its words; `given` are indices of names that the statement gives."""
     names: set[str] = set()
     uses: set[tuple[str, ...]] = set()
     columns: set[tuple[str, str]] = set()
     starred: set[str] = set()
     reads_all = False
-    query_words = [words[place] for place in places]
+    query_words = [words[index] for index in indices]
     words_before = ["", *query_words[:-1]]
     words_after = [*query_words[1:], ""]
-    for place, word, before, after in zip(places, query_words, words_before, words_after, strict=False):
-        kind, _ = tokens[place]
+    for index, word, before, after in zip(indices, query_words, words_before, words_after, strict=False):
+        kind, _ = tokens[index]
         owners: set[str] = set()
-        if before == "." and place - 2 not in given:
-            owners = tables_of.get(words[place - 2], set())
+        if before == "." and index - 2 not in given:
+            owners = tables_of.get(words[index - 2], set())
         if kind == "sign" and word == "*" and before == ".":
             starred |= owners
         elif kind == "sign" and word == "*" and before != "(":
             reads_all |= before in _BEFORE_STAR or after in _AFTER_STAR
-        elif kind in ("word", "name") and place not in given:
+        elif kind in ("word", "name") and index not in given:
             names.add(word)
             reads_all |= word in ("natural", "table") or (word, after) == ("partition", "(")
             columns |= {(owner, word) for owner in owners}
@@ -413,10 +413,10 @@ def _query_names(
     if reads_all:
         starred |= names
     outer_names: set[str] = set()
-    for place in outer:
-        kind, _ = tokens[place]
-        if kind in ("word", "name") and place not in given:
-            outer_names.add(words[place])
+    for index in outer:
+        kind, _ = tokens[index]
+        if kind in ("word", "name") and index not in given:
+            outer_names.add(words[index])
     return base.StatementNames(
         relations=frozenset(names),
         rows=frozenset(),
@@ -631,8 +631,8 @@ def _view_names(query: str) -> base.StatementNames | None:
     for (kind, _), (_, after) in itertools.pairwise(tokens):
         if kind == "name" and after == "(":
             return None
-    for place, (kind, word) in enumerate(tokens):
-        if kind == "word" and word_refusal(tokens, place, word, "mysql"):
+    for index, (kind, word) in enumerate(tokens):
+        if kind == "word" and word_refusal(tokens, index, word, "mysql"):
             return None
     return _statement_names(text)
 

@@ -87,11 +87,11 @@ def _rows_in_order(counts: Counter[tuple[Row, tuple[int, ...]]]) -> list[Row]:
 
 def _large_floats(row: Row) -> tuple[int, ...]:
     """The places of a row's floats from 2^53 on: an equal integer there is close to fewer numbers than the float."""
-    places = []
-    for place, cell in enumerate(row):
+    indices = []
+    for index, cell in enumerate(row):
         if isinstance(cell, float) and abs(cell) >= WHOLE:
-            places.append(place)
-    return tuple(places)
+            indices.append(index)
+    return tuple(indices)
 
 
 def _row_order(row: Row) -> tuple[list[tuple[int, int, Any]], list[Any]]:
@@ -178,7 +178,7 @@ def _match(missing: Sequence[Row], surplus: Sequence[Row]) -> bool:
         return all(map(close_rows, missing, surplus))
     partners_of = []
     for row in missing:
-        partners = [place for place, other in enumerate(surplus) if close_rows(row, other)]
+        partners = [index for index, other in enumerate(surplus) if close_rows(row, other)]
         partners_of.append(partners)
     row_of: dict[int, int] = {}  # the row of each partner
 
@@ -299,18 +299,18 @@ def _equal_by_permutation(gold: Sequence[Row], predicted: Sequence[Row]) -> bool
     gold_columns = list(zip(*gold, strict=True))
     predicted_columns = list(zip(*predicted, strict=True))
     candidates_of = _candidate_columns(gold_columns, predicted_columns)
-    order = sorted(range(len(gold_columns)), key=lambda place: len(candidates_of[place]))
+    order = sorted(range(len(gold_columns)), key=lambda index: len(candidates_of[index]))
     first_candidates = iter(candidates_of[order[0]])
     stack: list[tuple[tuple[int, ...], Iterator[int]]] = [((), first_candidates)]
     steps = 0
     while stack and steps < MAX_STEPS:
         path, candidates = stack[-1]
-        place = next((place for place in candidates if place not in path), None)
-        if place is None:
+        index = next((index for index in candidates if index not in path), None)
+        if index is None:
             stack.pop()
             continue
         steps += 1
-        path = (*path, place)
+        path = (*path, index)
         gold_rows = _bag_of_rows(gold_columns, order[: len(path)])
         if gold_rows != _bag_of_rows(predicted_columns, path):
             continue
@@ -332,13 +332,13 @@ def _candidate_columns(gold_columns: Sequence[Row], predicted_columns: Sequence[
     candidates_of = []
     for column in gold_columns:
         wanted = Counter(column)
-        candidates_of.append([place for place, bag in enumerate(bags) if bag == wanted])
+        candidates_of.append([index for index, bag in enumerate(bags) if bag == wanted])
     return candidates_of
 
 
-def _bag_of_rows(columns: Sequence[Row], places: Sequence[int]) -> Counter[Row]:
+def _bag_of_rows(columns: Sequence[Row], indices: Sequence[int]) -> Counter[Row]:
     """The rows of some columns, in the order of their places."""
-    picked = [columns[place] for place in places]
+    picked = [columns[index] for index in indices]
     return Counter(zip(*picked, strict=True))
 
 
