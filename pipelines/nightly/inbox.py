@@ -45,7 +45,8 @@ def inbox_path(settings: Nightly) -> Path:
 
 def delivery_day(file: Path) -> date:
     """When a file was last changed, in UTC, as cron's nights are."""
-    return datetime.fromtimestamp(file.stat().st_mtime, UTC).date()
+    changed = file.stat().st_mtime
+    return datetime.fromtimestamp(changed, UTC).date()
 
 
 def delivery_days(settings: Nightly, since: date) -> list[date]:
@@ -84,7 +85,8 @@ def freeze_batch(settings: Nightly, batches: Path, day: date | None = None) -> P
                 bad_row = set_aside(_without_password(row))
                 line = json.dumps(bad_row, ensure_ascii=False)
             else:
-                with_id = {**row, "id": _unique_id(row.get("id"), name, mark)}
+                row_id = _unique_id(row.get("id"), name, mark)
+                with_id = {**row, "id": row_id}
                 question = _with_databases(with_id, databases, work)
                 line = json.dumps(question, ensure_ascii=False, sort_keys=True)
             file.write(line + "\n")
@@ -182,11 +184,15 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _refuse_unread_files(inbox: Path, files: Sequence[Path]) -> None:
-    unread = [path for path in files if path.is_file() and path.suffix.lower() in UNREAD]
+    unread = []
+    for path in files:
+        if path.is_file() and path.suffix.lower() in UNREAD:
+            unread.append(path)
     in_subfolders = sorted(inbox.glob("[!.]*/*"))
     unread += [path for path in in_subfolders if path.suffix.lower() in READ]
     if unread:
-        names = ", ".join(str(path.relative_to(inbox)) for path in unread)
+        relative_paths = [str(path.relative_to(inbox)) for path in unread]
+        names = ", ".join(relative_paths)
         raise DataError(
             f"the inbox {inbox} holds files that are not read: {names}",
             "Questions are taken from .jsonl, .csv and .tsv files that are in the folder itself; take the others out.",
@@ -224,7 +230,8 @@ def _duckdb_rows(file: Path, query: str) -> tuple[list[str], list[Any]]:
 
     with duckdb.connect(str(file), read_only=True) as lake:
         result = lake.execute(query)
-        return [column[0] for column in result.description or ()], result.fetchall()
+        columns = [column[0] for column in result.description or ()]
+        return columns, result.fetchall()
 
 
 def _sqlite_rows(file: Path, query: str) -> tuple[list[str], list[Any]]:
@@ -232,7 +239,8 @@ def _sqlite_rows(file: Path, query: str) -> tuple[list[str], list[Any]]:
     with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as database:
         database.text_factory = _text_or_bytes
         cursor = database.execute(query)
-        return [column[0] for column in cursor.description], cursor.fetchall()
+        columns = [column[0] for column in cursor.description]
+        return columns, cursor.fetchall()
 
 
 class NotUtf8(bytes):
@@ -299,5 +307,6 @@ def held_out_rows(batch: Path) -> dict[str, str]:
     path = batch / HELD_OUT
     if not path.is_file():
         return {}
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = map(json.loads, lines)
     return {row["id"]: row["asks"] for row in rows}

@@ -72,7 +72,7 @@ class Ledger:
         """All lines, the oldest first; a last line that a kill cut short never happened."""
         path = self.folder / LINES
         rows = read_json_lines(path, torn=True)
-        if not all(isinstance(row, dict) and isinstance(row.get("event"), str) for row in rows):
+        if not all(map(_is_ledger_line, rows)):
             raise DataError(f"{path} is damaged: a line is not one of a ledger", "Mend it, or take that of a copy.")
         return rows
 
@@ -102,7 +102,8 @@ class Ledger:
                     raise ChampionChanged(f"another champion of {self.folder.name} stands by now", "Run again.")
             if not self.lines():
                 row["series"] = secrets.token_hex(4)
-            append_durably(self.folder / LINES, json.dumps(row, sort_keys=True, ensure_ascii=False))
+            line = json.dumps(row, sort_keys=True, ensure_ascii=False)
+            append_durably(self.folder / LINES, line)
         return row
 
     def series(self) -> str:
@@ -110,7 +111,8 @@ class Ledger:
         first = next(iter(self.lines()), {})
         if first.get("series"):
             return str(first["series"])
-        return hashlib.sha256(json.dumps(first).encode()).hexdigest()[:8]  # a ledger from before series had ids
+        digest = hashlib.sha256(json.dumps(first).encode()).hexdigest()  # a ledger from before series had ids
+        return digest[:8]
 
     def champions(self, tier: str = PROD) -> list[Champion]:
         """The champion of a tier, preceded by those that a rollback goes back to.
@@ -199,8 +201,13 @@ class Ledger:
                 f"the champion before, {restored.stage}/{restored.key}, is not in the store any more",
                 "gc keeps the last two champions. Pin older ones (sqltrain store pin), or train one anew.",
             )
-        self.add("rollback", former.key, **{"from": former.key, "to": restored.key}, tier=tier)
+        fields = {"from": former.key, "to": restored.key}
+        self.add("rollback", former.key, **fields, tier=tier)
         return former, restored
+
+
+def _is_ledger_line(row: Any) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("event"), str)
 
 
 def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
@@ -215,4 +222,5 @@ def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 def ledgers(store: Store) -> Mapping[str, Ledger]:
     """Every recipe of a store that has had a night."""
     paths = sorted((store.root / HOME).glob(f"*/{LINES}"))
-    return {path.parent.name: Ledger(store, path.parent.name) for path in paths}
+    recipes = [path.parent.name for path in paths]
+    return {recipe: Ledger(store, recipe) for recipe in recipes}

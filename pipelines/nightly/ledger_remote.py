@@ -87,7 +87,8 @@ def _links_in(batch: Path) -> dict[str, str]:
 def pull_nights(remote: Remote, store: Store, say: Say) -> None:
     """Download the nights that the store lacks; nothing but ledgers and batches of plain names is taken."""
     sizes = remote.files_below(HOME)
-    for recipe in sorted({name.partition("/")[0] for name in sizes}):
+    recipes = {name.partition("/")[0] for name in sizes}
+    for recipe in sorted(recipes):
         if f"{recipe}/{LINES}" not in sizes:
             continue
         if PLAIN_NAME.fullmatch(recipe):

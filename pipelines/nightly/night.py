@@ -127,9 +127,11 @@ def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
         base = _curate(context, recipe, "base")
         batches = {}
         for path in ledger.usable():
-            batches[path.name] = _admit(context, ledger, path, base, is_fresh=path in fresh)
+            is_fresh = path in fresh
+            batches[path.name] = _admit(context, ledger, path, base, is_fresh)
         challenger = _train_challenger(context, ledger, base, batches)
-        return conclude(context, ledger, challenger, (base, *batches.values()), fresh)
+        curated = (base, *batches.values())
+        return conclude(context, ledger, challenger, curated, fresh)
 
 
 def _train_challenger(context: NightContext, ledger: Ledger, base: Keys, batches: Mapping[str, Keys]) -> Challenger:
@@ -180,7 +182,8 @@ def _training_recipe(context: NightContext, start: Champion | None, data_key: st
     stages = tuple(name for name in recipe.stages if name in RETRAINING)
     if not set(stages) & set(TRAINING):
         raise RecipeError(f"recipe {recipe.name} has neither sft nor grpo", "There is nothing to retrain.")
-    n_sources = int(read_json(context.store.folder("data", data_key) / "metrics.json")["rl_sources"])
+    metrics = read_json(context.store.folder("data", data_key) / "metrics.json")
+    n_sources = int(metrics["rl_sources"])
     # The union's rows are made already; only the number of their sources is read.
     rl = (Source(kind="jsonl"),) * n_sources
     data = recipe.data.model_copy(update={"rl": rl})
@@ -231,7 +234,7 @@ def conclude(
                 numbers=verdict.numbers,
                 new=[path.name for path in fresh],
                 rows=_n_rows(fresh),
-                held_out=sum(len(inbox.held_out_rows(path)) for path in fresh),
+                held_out=_n_held_out(fresh),
                 challenger={"stage": challenger.stage, "key": challenger.key},
                 champion=champion_named,
                 learned=challenger.learned,
@@ -239,6 +242,10 @@ def conclude(
                 made=sorted(made_stages),
                 tier=tier,
             )
+
+
+def _n_held_out(batches: Sequence[Path]) -> int:
+    return sum(len(inbox.held_out_rows(path)) for path in batches)
 
 
 def _n_rows(batches: Sequence[Path]) -> int:
@@ -277,8 +284,10 @@ def _admit(context: NightContext, ledger: Ledger, batch: Path, base: Keys, is_fr
 
 def _check_drift(context: NightContext, base: Keys, batch: Keys) -> None:
     """Raise DataError if a batch's questions lie too far from those that were learned."""
-    learned = examples(context.store.folder("data", base["data"]), "sft")
-    fresh = examples(context.store.folder("data", batch["data"]), "sft")
+    learned_folder = context.store.folder("data", base["data"])
+    learned = examples(learned_folder, "sft")
+    fresh_folder = context.store.folder("data", batch["data"])
+    fresh = examples(fresh_folder, "sft")
     limit = context.recipe.contracts.max_drift
     for name, value in question_drift(learned, fresh).items():
         if value > limit:
@@ -303,7 +312,8 @@ def _held_out_repeats(steps: Sequence[graph.Step]) -> dict[str, str]:
 
 def _quarantine(store: Store, data_step: graph.Step) -> Path | None:
     """The file of a batch's bad rows, in the finished data stage or in the one that failed."""
-    for folder in (data_step.folder, store.work(data_step.kind, data_step.key)):
+    work = store.work(data_step.kind, data_step.key)
+    for folder in (data_step.folder, work):
         if (folder / QUARANTINE).is_file():
             return folder / QUARANTINE
     return None
@@ -370,10 +380,12 @@ def _held_out_records(
     before = evaluated(context, recipe, opponent, f"champion {role}".strip())
     seen: frozenset[str] = frozenset()
     if champion is not None:
-        test_key = context.store.manifest(after.name, after.key)["inputs"]["test"]
+        manifest = context.store.manifest(after.name, after.key)
+        test_key = manifest["inputs"]["test"]
         test = context.store.folder("test", test_key)
         standing = (champion.stage, champion.key)
-        seen = trained_on(context.store, standing, (challenger.stage, challenger.key), test)
+        other = (challenger.stage, challenger.key)
+        seen = trained_on(context.store, standing, other, test)
     old = [row for row in read_records(before.folder, "greedy") if row.example_id not in seen]
     new = [row for row in read_records(after.folder, "greedy") if row.example_id not in seen]
     return HeldOutRecords(old, new, recipe.headline), len(seen)

@@ -184,5 +184,6 @@ def _data_keys(store: Store, checkpoint: Stage) -> set[str]:
         stage = waiting.pop()
         if stage not in seen and store.has(*stage):
             seen.add(stage)
-            waiting += store.manifest(*stage).get("inputs", {}).items()
+            manifest = store.manifest(*stage)
+            waiting += manifest.get("inputs", {}).items()
     return {key for name, key in seen if name == "data"}

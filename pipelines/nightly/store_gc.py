@@ -36,7 +36,8 @@ class GcCandidate:
 def pins(store: Store) -> list[StageName]:
     """The stages that a person keeps."""
     rows = read_json(store.root / PINS) or []
-    if not all(isinstance(row, list) and len(row) == 2 for row in rows):
+    are_pairs = [isinstance(row, list) and len(row) == 2 for row in rows]
+    if not all(are_pairs):
         raise DataError(f"{store.root / PINS} is damaged", "It is a list of [stage, key] pairs: mend it, or remove it.")
     return [(stage, key) for stage, key in rows]
 
@@ -97,7 +98,8 @@ def reasons_to_keep(
 
 
 def _names_in_words(names: Iterable[StageName]) -> str:
-    return ", ".join("/".join(name) for name in sorted(names))
+    texts = ["/".join(name) for name in sorted(names)]
+    return ", ".join(texts)
 
 
 def _roots(
@@ -125,7 +127,9 @@ def _roots(
     for name in sorted(sealed, key=sealed.__getitem__):
         if name[0] == "report":
             made_of = _manifest(store, name, damaged).get("recipe", {})
-            newest[str(made_of.get("name")), str(made_of.get("benchmark.name"))] = name
+            recipe = str(made_of.get("name"))
+            benchmark = str(made_of.get("benchmark.name"))
+            newest[recipe, benchmark] = name
     for (recipe, benchmark), name in newest.items():
         yield f"newest report of {recipe} on {benchmark}", [name]
 
@@ -139,7 +143,8 @@ def _evaluations_with(
         for name in sealed:
             if name[0] != f"evaluate_{stage}":
                 continue
-            if _manifest(store, name, damaged).get("inputs", {}).get(stage) == key:
+            manifest = _manifest(store, name, damaged)
+            if manifest.get("inputs", {}).get(stage) == key:
                 evaluations.append(name)
     return evaluations
 
@@ -177,7 +182,8 @@ def _manifest(store: Store, name: StageName, damaged: set[StageName]) -> dict[st
     with contextlib.suppress(DataError, KeyError):
         manifest = store.manifest(*name)
         is_its_own = (manifest["stage"], manifest["key"]) == name
-        has_tables = isinstance(manifest.get("inputs", {}), dict) and isinstance(manifest.get("recipe", {}), dict)
+        tables = (manifest.get("inputs", {}), manifest.get("recipe", {}))
+        has_tables = all(isinstance(table, dict) for table in tables)
         if is_its_own and has_tables:
             return manifest
     damaged.add(name)

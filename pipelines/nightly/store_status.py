@@ -27,8 +27,10 @@ def _runs(store: Store) -> list[Mapping[str, Any]]:
 
     The claim with stages is taken if there is one.
     """
-    claims = sorted(live_runs(store), key=lambda claim: bool(claim["stages"]))
-    by_process = {(claim["host"], claim["pid"]): claim for claim in claims}
+    claims = live_runs(store)
+    by_process: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for claim in sorted(claims, key=lambda claim: bool(claim["stages"])):
+        by_process[claim["host"], claim["pid"]] = claim
     return list(by_process.values())
 
 
@@ -78,7 +80,8 @@ def status_text(status: Mapping[str, Any]) -> str:
 
 
 def _run_line(run: Mapping[str, Any]) -> str:
-    minutes = max(0.0, time.time() - run["since"]) / 60  # the clock may have been set back
+    seconds = max(0.0, time.time() - run["since"])  # the clock may have been set back
+    minutes = seconds / 60
     progress = "between two stages, or waits for MLflow"
     if run["stage"]:
         progress = f"{run['stage']}, {run['done']} of {run['of']} stages done"
@@ -111,8 +114,9 @@ def plot_nights(nights: Sequence[Mapping[str, Any]]) -> list[str]:
     low = min(values)
     step = (max(values) - low) / (PLOT_LINES - 1) or 1.0
     rows = [[" "] * len(trained) for _ in range(PLOT_LINES)]
-    for column, (night, value) in enumerate(zip(trained, values, strict=True)):
-        row = rows[round((value - low) / step)]
+    for column, night in enumerate(trained):
+        level = (values[column] - low) / step
+        row = rows[round(level)]
         row[column] = MARKS[night["decision"]]
     lines = ["EX %, a column a night: ● promoted, ○ kept, × worse"]
     for number in reversed(range(PLOT_LINES)):

@@ -24,7 +24,8 @@ def push_stages(store: Store, url: str, names: Sequence[str], say: Say) -> None:
         title = "/".join(name)
         manifest = _remote_manifest(remote, name) if name in remote_names else None
         if manifest is not None:
-            if manifest != (store.folder(*name) / MANIFEST).read_bytes():
+            path = store.folder(*name) / MANIFEST
+            if manifest != path.read_bytes():
                 say(f"not pushed: {title} is whole there, with another manifest than here")
             continue
         damage = store.damage(*name, whole=True)

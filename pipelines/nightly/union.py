@@ -95,7 +95,8 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
         last_source = rl_rows.select(pl.col("part").max()).collect().item()
         if last_source is not None:
             n_sources += int(last_source) + 1
-    pl.concat(frames_of_parts, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
+    questions = pl.concat(frames_of_parts, how="diagonal_relaxed")
+    questions.sink_parquet(folder / DATA, **LAYOUT)
     note_leakage(folder)
     _join_quarantines(folder, folders)
     pool_column = frames.read(folder / DATA, "pool")["pool"]
@@ -121,7 +122,9 @@ def _join_demonstrations(
     folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart], replay: float | None, seed: int
 ) -> None:
     """All fresh demonstrations, and as many of the old ones as are replayed."""
-    heights = [frames.read(source / DATA, "example_id").height for source in folders]
+    heights = []
+    for source in folders:
+        heights.append(frames.read(source / DATA, "example_id").height)
     n_fresh = 0
     for height, part in zip(heights, parts, strict=True):
         if part.fresh:
@@ -142,7 +145,8 @@ def _join_demonstrations(
             frame = frame.filter(pl.int_range(pl.len()).is_in(row_numbers))
             n_before += height
         selected.append(frame)
-    pl.concat(selected, how="diagonal_relaxed").sink_parquet(folder / DATA, **LAYOUT)
+    demonstrations = pl.concat(selected, how="diagonal_relaxed")
+    demonstrations.sink_parquet(folder / DATA, **LAYOUT)
     n_kept = n_fresh + n_replayed
     n_rejected = _join_quarantines(folder, folders)
     acceptance = n_kept / max(1, n_kept + n_rejected)

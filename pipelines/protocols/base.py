@@ -123,7 +123,11 @@ class Protocol(abc.ABC):
             **extra,
         }
         sections = self.read_prompt()
-        messages = [(role, sections[role].substitute(values).rstrip()) for role in ROLES if role in sections]
+        messages = []
+        for role in ROLES:
+            if role in sections:
+                text = sections[role].substitute(values)
+                messages.append((role, text.rstrip()))
         if self.config.abstains:
             role, text = messages[0]
             messages[0] = role, f"{text}\n{ABSTAINS}"
@@ -160,7 +164,8 @@ class Protocol(abc.ABC):
     def _rendered_schema(self, example: Example, schema: Schema, keep: SchemaItems | None = None) -> str:
         """The tables and columns as the prompt writes them, or only some of them."""
         style: Style = "compact" if self.brief else self.config.schema_style
-        return observations.defuse(render(prompt_schema.with_question_values(example, schema), style, keep))
+        with_values = prompt_schema.with_question_values(example, schema)
+        return observations.defuse(render(with_values, style, keep))
 
     @abc.abstractmethod
     def parse(self, text: str) -> Action:
@@ -315,4 +320,5 @@ def single_turn(protocol: config.ProtocolSection) -> tuple[config.ProtocolSectio
         problem = f"the protocol {protocol.name} has no prompt for one turn"
         raise RecipeError(problem, "Set evaluation.forced_single_turn=false.")
     prompt = prompts.get(protocol.reasoning, protocol.prompt)
-    return protocol.model_copy(update={"prompt": prompt, "max_turns_eval": 1, "forced_final": False}), 1
+    changes = {"prompt": prompt, "max_turns_eval": 1, "forced_final": False}
+    return protocol.model_copy(update=changes), 1

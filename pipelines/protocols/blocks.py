@@ -64,7 +64,8 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], thought: s
     opened = ""  # the tag of the open block
     start = 0  # where its text begins
     end = 0  # where the last block ends
-    names = "|".join(map(re.escape, (*agent, *environment)))
+    tags = (*agent, *environment)
+    names = "|".join(map(re.escape, tags))
     for match in re.finditer(rf"<(?P<close>/?)(?P<name>{names})>|{CHAT_MARKER}", text):
         name = match["name"]
         closing = match["close"] == "/"
@@ -132,7 +133,8 @@ class StopStrings:
         last_signs = {stop[-1] for stop in stops}
         is_ascii = all(sign.isascii() for sign in last_signs)  # other signs may be spelt over several tokens
         may_end: set[int] = set()
-        for index, piece in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer)))):
+        pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        for index, piece in enumerate(pieces):
             if not is_ascii or piece is None or not last_signs.isdisjoint(piece):
                 may_end.add(index)
         self._may_end = frozenset(may_end)
@@ -165,6 +167,7 @@ def close_tag(text: str, stops: tuple[str, ...], matched: object) -> str:
     stop_of: dict[int, str] = {}  # key: the place of the tag that it closes; -1 for a tag that is not there
     for stop in stops:
         if stop.startswith("</"):
-            stop_of[text.rfind(stop.replace("</", "<", 1))] = stop
+            opening = stop.replace("</", "<", 1)
+            stop_of[text.rfind(opening)] = stop
     last = max(stop_of, default=-1)
     return text + stop_of[last] if last >= 0 else text

@@ -120,7 +120,8 @@ def json_text(value: Any) -> str:
     r"""JSON in which no text can begin a tag: `<` is `\u003c` where `defuse` would escape it; nothing unprintable."""
     dumped = json.dumps(value, ensure_ascii=False)
     if not dumped.isprintable():
-        dumped = "".join(sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in dumped)
+        signs = [sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in dumped]
+        dumped = "".join(signs)
     return _OPENING.sub(lambda match: f"\\u{ord(match[0]):04x}", dumped)
 
 
@@ -131,7 +132,8 @@ def json_records(result: ExecutionResult, rows: int, cell_chars: int, total_char
     A query that did not run gives its error alone.
     """
     if not result.ok:
-        return {"error": _json_cell(result.error or result.error_class or result.status.value, cell_chars)}
+        message = result.error or result.error_class or result.status.value
+        return {"error": _json_cell(message, cell_chars)}
     columns: list[Any] = []
     spent = 0
     for name in result.columns:

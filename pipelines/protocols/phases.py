@@ -122,7 +122,8 @@ class Phases(Protocol):
         kind, error = self._named_kind(scanned)
         content = ""
         if kind is not None:
-            content, error = self._read_content(kind, scanned.bodies(CONTENT[kind])[0])
+            body, *_ = scanned.bodies(CONTENT[kind])
+            content, error = self._read_content(kind, body)
         if kind is None or error:
             return Action(ActionKind.INVALID, reasoning=reasoning, format_error=error)
         fault = reasoning_error(scanned, self.thought, self.config.reasoning, self.strict)

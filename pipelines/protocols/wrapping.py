@@ -35,6 +35,11 @@ def wrapping(sql: str) -> Wrapping | None:
     return "entities" if _ENTITY.search(_LITERAL.sub("''", body)) else None
 
 
+def _entity_as_text(entity: re.Match[str]) -> str:
+    """The sign that an entity of HTML stands for; a blank for one that does not break."""
+    return html.unescape(entity[0]).replace("\xa0", " ")
+
+
 def read_plain(text: str, rule: FenceRule) -> tuple[str, str | None]:
     """The SQL of a block that asks for no fence, and a fault, for models that write a fence by habit.
 
@@ -50,11 +55,12 @@ def read_plain(text: str, rule: FenceRule) -> tuple[str, str | None]:
     if rule == "malformed":
         return "", "fenced"
     if kind == "entities":
-        return _ENTITY.sub(lambda entity: html.unescape(entity[0]).replace("\xa0", " "), text), None
+        return _ENTITY.sub(_entity_as_text, text), None
     body = text.strip()
     if kind == "backticks":
         ticks = len(body) - len(body.lstrip("`"))
-        return read_plain(body[ticks:].removesuffix("`" * ticks).strip(), rule)
+        inner = body[ticks:].removesuffix("`" * ticks)
+        return read_plain(inner.strip(), rule)
     n_fences = body.count(_FENCE)
     if n_fences > 2:
         return "", "two_fences"

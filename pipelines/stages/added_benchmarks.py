@@ -65,7 +65,8 @@ def add_benchmark(
         local.mkdir(parents=True, exist_ok=True)
         write_atomic(file, head + marks + yaml_text(tree))
     say(f"written to {file}; use it with: include=local/{slot}")
-    return {"name": name, "include": f"local/{slot}", "licence": published.licence, **dataclasses.asdict(health)}
+    added = {"name": name, "include": f"local/{slot}", "licence": published.licence}
+    return {**added, **dataclasses.asdict(health)}
 
 
 def _require_writable_folder(folder: Path) -> None:

@@ -131,4 +131,5 @@ def _answers_with_sql(samples: Samples) -> set[tuple[str, str]]:
 
 
 def _bill(asker: Asker) -> dict[str, float]:
-    return {f"selector_{name}": number for name, number in asker.take_used().items()}
+    used = asker.take_used()
+    return {f"selector_{name}": number for name, number in used.items()}

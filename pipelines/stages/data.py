@@ -54,7 +54,12 @@ def build_leakage(ctx: Context) -> None:
     rows = []
     for example in questions:
         rows.append(
-            {"id": example.id, "pool": "test", "question": example.question, "database_id": example.database.id}
+            {
+                "id": example.id,
+                "pool": "test",
+                "question": example.question,
+                "database_id": example.database.id,
+            }
         )
     frames.write(ctx.folder / DATA, pl.DataFrame(rows))
     leaks = note_leakage(ctx.folder, ctx.inputs["data"], questions)
@@ -215,7 +220,8 @@ def _add_source(
             figures[f"{name}_{figure}"] = value
         windows = iter(())
         if asked.examples:
-            windows = iter((pool_frame(asked.examples, part.pool, part.part),))
+            checked_frame = pool_frame(asked.examples, part.pool, part.part)
+            windows = iter((checked_frame,))
     for frame in windows:
         if pool_source.source.corrections is not None:
             corrected = corrections.count_corrected(frames.from_frame(frame, Example))

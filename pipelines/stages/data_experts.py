@@ -32,7 +32,8 @@ def ask_experts(ctx: Context, pool: str, examples: Sequence[Example]) -> ExpertR
         return ExpertResult([], [], {})
     figures: dict[str, float] = {}
     schema = schemas(ctx.recipe)
-    resolved = {example.id: example for example in resolve_locations(examples, ctx.folder)}
+    located = resolve_locations(examples, ctx.folder)
+    resolved = {example.id: example for example in located}
     flagged: list[Rejected] = []
     if ctx.recipe.data.cleaners and pool in TRAINED:
         flagged = _flagged_by_cleaners(ctx, list(resolved.values()), schema, figures)

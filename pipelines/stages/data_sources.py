@@ -154,10 +154,14 @@ def make_gold_check_run(recipe: Recipe, folder: Path, parts: Sequence[SourcePart
         drop_empty = recipe.data.drop_empty and part.pool in TRAINED
         good, rejected = base.check_gold(examples, sql, folder, drop_empty)
         good_ids = {example.id for example in good}
+        good_rows = []
+        for row, example in zip(rows, examples, strict=True):
+            if example.id in good_ids:
+                good_rows.append(row)
         return {
-            "kept": [row for row, example in zip(rows, examples, strict=True) if example.id in good_ids],
+            "kept": good_rows,
             "levels": [example.hardness for example in base.with_hardness(good)],
-            "rejected": [dataclasses.astuple(row) for row in rejected],
+            "rejected": list(map(dataclasses.astuple, rejected)),
         }
 
     def run(items: Sequence[Any], path: Path) -> str:

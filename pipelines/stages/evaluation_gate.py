@@ -46,7 +46,8 @@ def check_gate(
     unscored = _unscored_lines(results)
     if unscored:
         return GateVerdict(tuple(unscored), ())
-    return GateVerdict((), tuple(_low_lines(results if gated is None else gated, bounds)))
+    low_lines = _low_lines(results if gated is None else gated, bounds)
+    return GateVerdict((), tuple(low_lines))
 
 
 def _unscored_lines(results: Iterable[StageResult]) -> list[str]:

@@ -67,9 +67,11 @@ def _read_checked(shards: Shards[int]) -> pl.DataFrame:
 def _check_trajectories(ctx: Context, source: Path) -> Shards[int]:
     """Judge all trajectories; each shard's file has one `CheckedTrajectory` a line."""
     data = ctx.inputs["data"]
-    answered = pl.scan_parquet(source, glob=False).select(id="example_id").collect()
+    trajectories = pl.scan_parquet(source, glob=False)
+    answered = trajectories.select(id="example_id").collect()
     data_rows = rows_of(data, "sft")
-    question_rows = answered.join(data_rows, on="id", how="left", maintain_order="left")["row"]
+    questions = answered.join(data_rows, on="id", how="left", maintain_order="left")
+    question_rows = questions["row"]
     return run_over_rows(ctx, question_rows, "trajectories", make_judging_run, source, data=data)
 
 
@@ -130,7 +132,8 @@ def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> 
         for outcome in outcomes:
             n_right += outcome.correct
             database = by_id[outcome.example_id].database
-            checked.append(filtering.CheckedTrajectory.of(outcome, database.id, recipe.filter))
+            verdict = filtering.CheckedTrajectory.of(outcome, database.id, recipe.filter)
+            checked.append(verdict)
         write_lines(path, map(dataclasses.asdict, checked))
         return f"{n_right}/{len(outcomes)} right"
 

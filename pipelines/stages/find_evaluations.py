@@ -90,7 +90,11 @@ def _renamed_system(run: EvaluationRun, names: QuestionNames) -> System:
 
 
 def _renamed(records: Sequence[EpisodeRecord], names: QuestionNames) -> tuple[EpisodeRecord, ...]:
-    return tuple(dataclasses.replace(record, example_id=names[record.example_id]) for record in records)
+    renamed = []
+    for record in records:
+        common_name = names[record.example_id]
+        renamed.append(dataclasses.replace(record, example_id=common_name))
+    return tuple(renamed)
 
 
 def add_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[QuestionNames]) -> ReportData:
@@ -214,7 +218,8 @@ def _read_side_files(folder: Path) -> SideFiles:
     except DAMAGED_FOLDER as error:
         raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
     for latency in timing.values():
-        if not all(0 <= figure < math.inf for figure in dataclasses.astuple(latency)):
+        figures = dataclasses.astuple(latency)
+        if not all(0 <= figure < math.inf for figure in figures):
             fault = f"{TIMING} has no such figures"
             raise DataError(f"a file beside the records in {folder} is damaged: {fault}", HINT)
     return SideFiles(facts, timing)

@@ -255,11 +255,13 @@ def endpoint_fingerprints(recipe: Recipe, stage: str) -> dict[str, Any]:
     """
     from pipelines.endpoints.client import endpoint
 
-    names = sorted({name for name in asked_endpoints(recipe, stage) if name is not None})
+    asked = asked_endpoints(recipe, stage)
+    names = sorted({name for name in asked if name is not None})
     entries: dict[str, Any] = dict.fromkeys(names)
     for name in names:
         with contextlib.suppress(RecipeError):
-            entries[name] = endpoint(name).model_dump(mode="json", include=ANSWER_FIELDS)
+            entry = endpoint(name)
+            entries[name] = entry.model_dump(mode="json", include=ANSWER_FIELDS)
     judge = endpoint_of(recipe.rewards)
     if judge is not None and judge in names:
         entries["rubric"] = digest(RUBRIC)

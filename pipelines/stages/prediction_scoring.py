@@ -72,7 +72,8 @@ class PredictionScore:
         summary = self.summary
         disagreements = []
         for (yes, no), numbers in summary.disagreements.items():
-            disagreements.append({"yes": yes, "no": no, "count": len(numbers), "items": list(numbers)})
+            disagreement = {"yes": yes, "no": no, "count": len(numbers), "items": list(numbers)}
+            disagreements.append(disagreement)
         return {
             "scored": summary.counts["all"],
             "counts": dict(summary.counts),
@@ -121,7 +122,8 @@ class PredictionScorer:
             scored += chunk
             progress.advance(len(chunk))
         if self.request.out is not None:
-            _write(self.request.out, _json_lines(item.line() for item in scored))
+            lines = _json_lines(item.line() for item in scored)
+            _write(self.request.out, lines)
         summary = scoring.summarise_scores(scored, self.equalities)
         rewritten = _rewritten_items(scored, queries)
         return PredictionScore(self.equalities, self.predictions, scored, summary, rewritten)
@@ -137,7 +139,8 @@ class PredictionScorer:
         _write(folder / RECORDS, _json_lines(map(to_dict, system.records)))
         summary_text = json.dumps(to_dict(summary), sort_keys=True, indent=1)
         _write(folder / SUMMARY, summary_text + "\n")
-        has_server = any(DIALECTS[database.engine].is_server for database in self.databases.values())
+        engines = {database.engine for database in self.databases.values()}
+        has_server = any(DIALECTS[engine].is_server for engine in engines)
         try:
             if not has_server:  # the address of a server is secret
                 write_texts(folder, tuple(report.examples.values()), system)

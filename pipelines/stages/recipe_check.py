@@ -164,7 +164,8 @@ def check_gold_answers(recipe: Recipe, pools: Sequence[Sequence[Example]], progr
         for chunk in _question_chunks(pools):
             by_id = {example.id: example for example in chunk}
             answers = [one_turn(example, example.gold_sql) for example in chunk]
-            for outcome in environment.judge(answers, chunk, rubric.reads if rubric else ()):
+            outcomes = environment.judge(answers, chunk, rubric.reads if rubric else ())
+            for outcome in outcomes:
                 example = by_id[outcome.example_id]
                 problem = _gold_problem(outcome, example, environment, rubric)
                 if problem:
@@ -276,7 +277,8 @@ def _empty_answers(questions: Sequence[Example], environment: Environment) -> li
 
 def empty_query(width: int) -> str:
     """A query of so many columns without rows, for any engine."""
-    cells = ", ".join(f"NULL AS c{number}" for number in range(max(1, width)))
+    columns = [f"NULL AS c{number}" for number in range(max(1, width))]
+    cells = ", ".join(columns)
     return f"SELECT {cells} FROM (SELECT 1 AS unit) AS units WHERE 1 = 0"
 
 

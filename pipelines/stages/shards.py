@@ -154,7 +154,9 @@ class Shards(Generic[Item]):
         if not missing:
             return
         if dask is not None:
-            jobs = [(self.part(index), self.path(index)) for index in missing]
+            jobs = []
+            for index in missing:
+                jobs.append((self.part(index), self.path(index)))
             fan_out(dask, processes, _pickled_plan(make, args), jobs, progress.advance)
         elif processes == 1 or len(missing) == 1:
             self._run_here(make, args, missing, progress, enough)

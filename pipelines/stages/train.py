@@ -201,7 +201,8 @@ def _read_curves(ctx: Context) -> list[dict[str, Any]]:
 def summarise_curves(ctx: Context) -> dict[str, float]:
     """Steps, the mean of each curve over the last tenth of the run, and the last accuracy on held-out questions."""
     lines = _read_curves(ctx)
-    figures: dict[str, float] = {"steps": lines[-1]["step"]}
+    last_step = lines[-1]["step"]
+    figures: dict[str, float] = {"steps": last_step}
     n_last = max(1, len(lines) // 10)
     last_tenth = lines[-n_last:]
     names: set[str] = set().union(*last_tenth)

@@ -73,7 +73,10 @@ class Claim(Section):
     @property
     def rows(self) -> set[str]:
         """The rows that its contrasts name."""
-        return {row for contrast in self.contrasts for row in (contrast.row, contrast.over)}
+        rows: set[str] = set()
+        for contrast in self.contrasts:
+            rows |= {contrast.row, contrast.over}
+        return rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -86,12 +86,17 @@ class PaperTable(Form):
             return self
         if self.miniature is None:
             raise RecipeError(f"{self.paper} has no miniature")
-        return self.miniature.model_copy(update={"rows": self.miniature.rows or self.rows})
+        rows = self.miniature.rows or self.rows
+        return self.miniature.model_copy(update={"rows": rows})
 
 
 def table_names() -> list[str]:
     """All tables: "sql_trail/table6"."""
-    return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.yaml"))
+    names = []
+    for path in FOLDER.glob("*/*.yaml"):
+        bare_path = path.relative_to(FOLDER).with_suffix("")
+        names.append(bare_path.as_posix())
+    return sorted(names)
 
 
 def claim_tables() -> dict[str, PaperTable]:

@@ -16,6 +16,7 @@ STYLES = ("page.css", "sweep.css")
 SCRIPTS = ("dom.js", "page.js")
 ERROR_CHARS = 60  # longest error in the table; the section "failed" has it in full
 COLOURS = 6  # colours in page.css; a seventh line is the first colour again, with dashes
+SAMPLE_POINTS = ((1, 7), (21, 7))  # the line of a legend's entry
 
 
 def render_sweep(result: Sweep) -> str:
@@ -97,7 +98,7 @@ def _legend(curves: Mapping[str, Sequence[Line]], row_names: Sequence[str]) -> l
     for number, name in enumerate(row_names):
         if name not in rows_with_curves:
             continue
-        sample = charts.polyline([(1, 7), (21, 7)], line_class(number))
+        sample = charts.polyline(SAMPLE_POINTS, line_class(number))
         canvas = charts.canvas(22, 14, "", sample, class_="key")
         entries.append((canvas, name))
     return entries
@@ -144,11 +145,13 @@ def chart(lines: Sequence[Line], name: str, row_names: Sequence[str]) -> charts.
     drawing: list[charts.Child] = [grid]
     ends = []
     for line in lines:
-        drawing.append(_line_with_band(line, row_names.index(line.row), across, up))
+        row_number = row_names.index(line.row)
+        drawing.append(_line_with_band(line, row_number, across, up))
         ends.append(f"{line.row} {formats.compact(line.points[-1][1])}")
     marks = charts.ticks(min(steps), max(steps))
     whole_steps = [mark for mark in marks if mark == int(mark)]
-    drawing.append(charts.axis_x(across, frame, whole_steps, lambda step: f"{step:g}", "step"))
+    axis = charts.axis_x(across, frame, whole_steps, lambda step: f"{step:g}", "step")
+    drawing.append(axis)
     return charts.canvas(width, height, f"{name} by step, at the end: {'; '.join(ends)}", drawing)
 
 

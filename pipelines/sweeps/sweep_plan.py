@@ -82,7 +82,8 @@ def plan_cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]
         axes.append(row_axis)
     axes += [_axis_values(word) for word in words]
     _refuse_repeated_axes(axes)
-    return [_cell(name, combination, axes) for combination in itertools.product(*axes)]
+    combinations = itertools.product(*axes)
+    return [_cell(name, combination, axes) for combination in combinations]
 
 
 def _refuse_repeated_axes(axes: Sequence[Sequence[AxisValue]]) -> None:
@@ -148,8 +149,9 @@ def _axis_values(word: str) -> list[AxisValue]:
     axis, equals, text = word.partition("=")
     span = RANGE.fullmatch(text)
     if span:
-        numbers = range(int(span[1]), int(span[2]) + 1)
-        values = [str(number) for number in numbers]
+        first = int(span[1])
+        last = int(span[2])
+        values = [str(number) for number in range(first, last + 1)]
     else:
         values = _split_outside_brackets(text)
     if not equals or not values or len(set(values)) < len(values):
@@ -365,13 +367,16 @@ def write_sweep(sweep: Sweep, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             # A lone surrogate of an error's text has no UTF-8; it is written as its escape.
-            write_atomic(folder / name, text.encode("utf-8", "backslashreplace").decode("utf-8"))
+            encoded = text.encode("utf-8", "backslashreplace")
+            write_atomic(folder / name, encoded.decode("utf-8"))
 
 
 def cells_of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[list[SweepCell], Sweep]:
     """The cells of a recipe's axes, and the sweep for their results."""
     planned = plan_cells(name, words)
-    axes = tuple(dict.fromkeys(axis for cell in planned for axis in cell.values))
+    axes: dict[str, None] = {}
+    for cell in planned:
+        axes |= dict.fromkeys(cell.values)
     facts = {"recipe": name, "axes": ", ".join(axes) or "none"}
     return planned, Sweep(f"{name}: {len(planned)} cells", (), baseline_of(planned, baseline), facts=facts)
 

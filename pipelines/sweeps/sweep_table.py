@@ -91,7 +91,8 @@ class Sweep:
         if not self.baseline:
             return None
         values = {**row.values, **self.baseline}
-        own_reference = self.against.get(row.values.get(ROW, ""))
+        row_name = row.values.get(ROW, "")
+        own_reference = self.against.get(row_name)
         if ROW in self.baseline and own_reference is not None:
             values[ROW] = own_reference
         matching = [other for other in rows if dict(other.values) == values]
@@ -101,7 +102,8 @@ class Sweep:
 
     def reported_figure(self, row: SweepRow, measure: Measure) -> float | None:
         """The paper's figure, shares in [0, 1]; without an axis of benchmarks it is the first one's that it names."""
-        by_benchmark = self.reported.get(row.values.get(ROW, ""), {})
+        row_name = row.values.get(ROW, "")
+        by_benchmark = self.reported.get(row_name, {})
         benchmark = row.values.get(BENCHMARK) or next(iter(by_benchmark), "")
         value = by_benchmark.get(benchmark, {}).get(measure.name)
         if value is not None and measure.kind == "percent":
@@ -214,7 +216,8 @@ def _figures_by_run(row: SweepRow, measure: Measure) -> list[float]:
     """The figure of each run that has values."""
     figures = []
     for run in row.runs:
-        values = [value for _, value in measure.scores(run).values()]
+        scores = measure.scores(run).values()
+        values = [value for _, value in scores]
         if values:
             figures.append(measure.fold(values))
     return figures
@@ -243,7 +246,8 @@ def _deviation_over_seeds(row: SweepRow, measure: Measure) -> float | None:
 
 
 def _row_equalities(row: SweepRow) -> str | None:
-    return ", ".join(dict.fromkeys(run.equality for run in row.runs)) or None
+    equalities = dict.fromkeys(run.equality for run in row.runs)
+    return ", ".join(equalities) or None
 
 
 def _n_questions(row: SweepRow) -> float | None:
@@ -257,7 +261,8 @@ def _n_questions(row: SweepRow) -> float | None:
 
 def _conditions(row: SweepRow) -> str | None:
     """The different conditions of a row's cells, then the seeds of its runs."""
-    conditions = list(dict.fromkeys(cell.condition for cell in row.cells if cell.condition))
+    conditions_of_cells = [cell.condition for cell in row.cells if cell.condition]
+    conditions = list(dict.fromkeys(conditions_of_cells))
     seeds = dict.fromkeys(str(run.seed) for run in row.runs)
     if seeds:
         conditions.append(f"seed {', '.join(seeds)}")
@@ -334,7 +339,8 @@ def _verdict_row(result: ContrastResult) -> tuple[Cell, ...]:
     detectable = None
     if result.detectable is not None:
         detectable = formats.signed_number(result.detectable, unit).lstrip("+")
-    by_seed = ", ".join(formats.signed_number(value, unit) for value in result.by_seed)
+    differences = [formats.signed_number(value, unit) for value in result.by_seed]
+    by_seed = ", ".join(differences)
     return (
         result.contrast.says,
         contrast_measure(result.contrast),

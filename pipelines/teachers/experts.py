@@ -45,8 +45,10 @@ _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 def conversation(rules: str, schema: Schema, question: str, hint: str, **parts: str) -> tuple[Message, ...]:
     """The rules as the system's message; schema, question, hint and further parts under their names as the user's."""
-    headings = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none", **parts}
-    return (("system", rules), ("user", under_headings(headings.items())))
+    headings = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none"}
+    headings |= parts
+    text = under_headings(headings.items())
+    return (("system", rules), ("user", text))
 
 
 def read_object(text: str | None) -> dict[str, Any] | None:
@@ -98,11 +100,13 @@ def check_pairs(askers: Sequence[Asker], examples: Sequence[Example], schemas: S
         prompts.append(conversation(CLEAN, schema, question, example.evidence, SQL=example.gold_sql))
     values_by_model = []
     for asker in askers:
-        values = [read_object(text) or {} for text in _answer_texts(asker.ask_all(prompts))]
+        texts = _answer_texts(asker.ask_all(prompts))
+        values = [read_object(text) or {} for text in texts]
         values_by_model.append(values)
     checked = []
     for example, *values in zip(examples, *values_by_model, strict=True):
-        verdicts = tuple(VERDICTS.get(str(value.get("verdict"))) for value in values)
+        words = [str(value.get("verdict")) for value in values]
+        verdicts = tuple(map(VERDICTS.get, words))
         reasons = tuple(map(_reason, values))
         checked.append(PairCheck(example, verdicts, reasons))
     return checked
@@ -162,8 +166,10 @@ class GradeSource:
     """
 
     def __init__(self, terms: Sequence[RewardTerm], responses: Path) -> None:
-        scales = [float(term.options.get("scale", 2.0)) for term in terms if term.term == "judge"]
-        self._scale = scales[0] if scales else 0.0
+        self._scale = 0.0
+        judge_terms = [term for term in terms if term.term == "judge"]
+        if judge_terms:
+            self._scale = float(judge_terms[0].options.get("scale", 2.0))
         self._failed = 0
         self._asker: Asker | None = None
         name = panel.endpoint_of(terms)
@@ -217,7 +223,8 @@ def read_schema_items(text: str | None, schema: Schema, strict: bool) -> SchemaI
     named_columns = set()
     for table_name, names in listed_columns.items():
         for name in names:
-            named_columns.add((str(table_name).lower(), str(name).lower()))
+            column = (str(table_name).lower(), str(name).lower())
+            named_columns.add(column)
     named_tables |= {table_name for table_name, _ in named_columns}
     known = all_items(schema)
     tables = known.tables & named_tables
@@ -236,7 +243,8 @@ def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Ex
     for case in cases.values():
         schema = schemas(case.database)
         prompts.append(conversation(EXTRACT, schema, "", "", SQL=case.gold_sql))
-    texts = dict(zip(cases, _answer_texts(asker.ask_all(prompts)), strict=True))
+    answers = asker.ask_all(prompts)
+    texts = dict(zip(cases, _answer_texts(answers), strict=True))
 
     def extract(example: Example) -> SchemaItems | None:
         schema = schemas(example.database)
@@ -364,7 +372,8 @@ def choose_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Sign
         if letter is None:
             unread += 1
         else:
-            ballots[pairing.case].append(Ballot(pairing, letter[1] == "A"))
+            ballot = Ballot(pairing, letter[1] == "A")
+            ballots[pairing.case].append(ballot)
     if unread:
         log.warning("%d of %d answers of the selector are neither A nor B: they do not count", unread, len(prompts))
     selections = []

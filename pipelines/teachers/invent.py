@@ -119,7 +119,8 @@ class Inventor:
             tries = len(self.queries)
             most_of_level = count
         while len(invented.examples) < count and number < tries:
-            batch = range(number, min(number + max(count, 4), tries))
+            end = min(number + max(count, 4), tries)
+            batch = range(number, end)
             number = batch.stop
             for example in self._examples(batch, invented):
                 if len(invented.examples) == count or n_of_level[example.hardness] == most_of_level:
@@ -143,7 +144,8 @@ class Inventor:
         pairs = self._checked_pairs(worded)
         verdicts = self.sql.verdicts(pairs, [EQUALITY])
         reading = analyst.reading(self.database)
-        levels = analyst.hardness([(draft.sql, reading) for draft, _ in worded])
+        queries = [(draft.sql, reading) for draft, _ in worded]
+        levels = analyst.hardness(queries)
         examples = []
         for (draft, question), level, pair, verdict in zip(worded, levels, pairs, verdicts, strict=True):
             agrees = verdict.scores.get(EQUALITY) == 1.0 and not verdict.broken
@@ -166,7 +168,9 @@ class Inventor:
     def _checked_pairs(self, worded: Sequence[tuple[Draft, str]]) -> list[Pair]:
         """The query of each draft with the one that the checker gives for its question."""
         rules = ANSWER.format(engine=self.database.engine)
-        prompts = [experts.conversation(rules, self.schema, question, "") for _, question in worded]
+        prompts = []
+        for _, question in worded:
+            prompts.append(experts.conversation(rules, self.schema, question, ""))
         answers = self.checker.ask_all(prompts)
         pairs = []
         for (draft, _), answer in zip(worded, answers, strict=True):
@@ -181,7 +185,8 @@ class Inventor:
             rules = ASK.format(style=STYLES[draft.style])
             prompts.append(experts.conversation(rules, self.schema, "none yet", "", SQL=draft.sql))
         worded = []
-        for draft, answer in zip(drafts, self.teacher.ask_all(prompts), strict=True):
+        answers = self.teacher.ask_all(prompts)
+        for draft, answer in zip(drafts, answers, strict=True):
             text = answer.text if answer else ""
             question = " ".join(text.split()).strip("\"' ")
             if not question:
@@ -224,7 +229,8 @@ class Inventor:
         """The plan of a try: its tables to start from and its style are drawn, so that tries differ."""
         quote = written(self.database.engine)
         names = sorted(table.name for table in self.schema.tables)
-        quoted = [self.schema.written(name, quote) for name in dict.fromkeys(names)]
+        distinct_names = dict.fromkeys(names)
+        quoted = [self.schema.written(name, quote) for name in distinct_names]
         rng = random.Random(f"{self.seed}/{number}")
         n_tables = min(len(quoted), rng.randint(1, 3))
         tables = rng.sample(quoted, n_tables)
@@ -296,7 +302,8 @@ def read_log(text: str, engine: EngineName) -> QueryLog:
         if not is_right and statement.inner_end is not None:
             end = statement.inner_end
             after = end + 1
-        query = LoggedQuery(text[statement.begin : end].strip(), line_of(text, statement.begin))
+        sql = text[statement.begin : end].strip()
+        query = LoggedQuery(sql, line_of(text, statement.begin))
         if is_right:
             queries.setdefault(query.sql, query)
             count += 1
@@ -325,7 +332,8 @@ class Coverage:
 def schema_coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
     """The parts that the gold SQL of these questions uses; a query that cannot be read counts for its level alone."""
     queries = [(example.gold_sql, analyst.reading(example.database)) for example in examples]
-    items = analyst.schema_items([(sql, schema, engine) for sql, engine in queries])
+    requests = [(sql, schema, engine) for sql, engine in queries]
+    items = analyst.schema_items(requests)
     table_sets = [item.tables for item in items if item is not None]
     tables = {}
     joins = {}

@@ -120,14 +120,17 @@ class InventedQuestions:
             yield asker.bill()
 
     def _reasons(self) -> str:
-        return ", ".join(f"{reason} {number}" for reason, number in self.invented.counts.most_common() if number)
+        counts = self.invented.counts.most_common()
+        texts = [f"{reason} {number}" for reason, number in counts if number]
+        return ", ".join(texts)
 
     def _lost_lines(self) -> dict[str, list[int]]:
         """Lines of the log whose query came to nothing, by the reason; {} without a log."""
         lines: dict[str, list[int]] = {}
         if self.invention.queries:
             for number, reason in self.invented.lost:
-                lines.setdefault(reason, []).append(self.invention.queries[number].line)
+                query = self.invention.queries[number]
+                lines.setdefault(reason, []).append(query.line)
         return lines
 
     def _text(self, examples: Sequence[Example]) -> str:
@@ -157,7 +160,8 @@ def prepare_invention(request: InventionRequest, recipe: Recipe, store: Store, s
     if request.log is not None:
         queries = _read_log(request.log, openable, say)
     _require_writable_file(request.out)
-    endpoints = dict.fromkeys(name.removeprefix(ENDPOINT) for name in (request.model, request.checker or request.model))
+    names = [request.model, request.checker or request.model]
+    endpoints = dict.fromkeys(name.removeprefix(ENDPOINT) for name in names)
     askers = [Asker.named(name, store.root / RESPONSES) for name in endpoints]
     asyncio.run(_require_reachable(askers))
     count = request.count or len(queries) or DEFAULT_COUNT

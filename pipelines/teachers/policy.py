@@ -63,7 +63,8 @@ class OpenAIPolicy(Policy):
 def pick(shares: Sequence[float], name: str) -> int:
     """An index with a chance proportional to its share (positive; of any sum), decided by the name alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    draw = int.from_bytes(digest, "big") / 2**64 * sum(shares)
+    fraction = int.from_bytes(digest, "big") / 2**64
+    draw = fraction * sum(shares)
     for index, share in enumerate(shares):
         draw -= share
         if draw < 0:
@@ -128,7 +129,8 @@ class HintedPolicy(Policy):
         if at is not None:
             role, text = messages[at]
             messages[at] = (role, text + HINT.format(gold=request.example.gold_sql))
-        return await self._teacher.generate(dataclasses.replace(request, messages=tuple(messages)))
+        hinted = dataclasses.replace(request, messages=tuple(messages))
+        return await self._teacher.generate(hinted)
 
     def release(self, session: str) -> None:
         self._teacher.release(session)
