@@ -86,8 +86,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
             Fault(
                 "the episode's own reward in its baseline",
-                "baseline = (earned.sum(dim=1, keepdim=True) - earned)",
-                "baseline = earned.sum(dim=1, keepdim=True)",
+                "earned_by_others = earned.sum(dim=1, keepdim=True) - earned",
+                "earned_by_others = earned.sum(dim=1, keepdim=True)",
             ),
             Fault(
                 "an advantage without other episodes",
@@ -1249,7 +1249,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         ],
         "nightly/promotion.py::distance": [
             Fault("the distance not halved", "return sum(differences) / 2", "return sum(differences)"),
-            Fault("traits of the older side alone", "for value in before | after]", "for value in before]"),
+            Fault("traits of the older side alone", "for value in before | after:", "for value in before:"),
         ],
         "nightly/promotion.py::trained_on": [
             Fault(

@@ -53,12 +53,12 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         if before.get(point, ABSENT) != after.get(point, ABSENT):
             differing.append(point)
     differing.sort(key=lambda point: KINDS.index(point[0]))
-    changes = []
+    texts = []
     for point in differing:
-        old = before.get(point, ABSENT)
-        new = after.get(point, ABSENT)
-        changes.append(_in_words(point, old, new))
-    return changes
+        value_before = before.get(point, ABSENT)
+        value_after = after.get(point, ABSENT)
+        texts.append(_in_words(point, value_before, value_after))
+    return texts
 
 
 def _points(about: Mapping[str, Any]) -> dict[Point, Any]:

@@ -284,7 +284,7 @@ def test_it_can_speak_in_the_schemas_words(tmp_path, sql):
     )
     example = Example("1", "Where do singers from France play?", database, gold)
     settings = ProtocolSection(name="react", prompt="compact", schema_style="lines")
-    protocol = build(settings)
+    protocol = build_protocol(settings)
     oracle = OraclePolicy(protocol, 0.0, schemas, spelling="schema")
     (trajectory,) = RolloutEngine(oracle, protocol, sql, Sampling(), 4, schemas).run([EpisodeRequest(example, 0, 7)])
     assert "Concert(Concert_ID, Singer_ID, Hall)\nConcert.Singer_ID = Singer.Singer_ID" in trajectory.prompt[1][1]

@@ -132,8 +132,8 @@ def _tree_counts(tree: exp.Expr) -> Counts:
     component1 = bool(where) + bool(group) + bool(order)
     component1 += len(joins)
     component1 += _is_limited(select)
-    for condition in (*join_conditions, where_condition, having_condition):
-        component1 += _count_ors(condition)
+    for node_with_ors in (*join_conditions, where_condition, having_condition):
+        component1 += _count_ors(node_with_ors)
     for comparison in (*on, *where, *having):
         component1 += _is_pattern(comparison)
 
