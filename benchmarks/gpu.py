@@ -129,7 +129,7 @@ def rig(slow: float) -> list[int]:
         trained.append(sum(len(paid.trajectory.token_ids) for paid in made.episodes))
         return made
 
-    environment_core.build = lambda settings: AnyTextIsAQuery(settings, slow)
+    environment_core.build_protocol = lambda settings: AnyTextIsAQuery(settings, slow)
     Rollouts.generate = counted  # type: ignore[method-assign]
     return trained
 

@@ -208,7 +208,7 @@ def _section(entry: Tested) -> Iterator[str]:
         return
     yield f"**{entry.verdict.capitalize()}.**" + (f" {claim.reading}" if entry.verdict != "not measured" else "")
     yield ""
-    yield from _body(formats.markdown(report.verdicts(entry.sweep)))
+    yield from _body(formats.markdown(report.verdict_table(entry.sweep)))
     if entry.verdict == "not measured":
         yield ""
         yield f"Expected: {claim.seconds / 60:.0f} minutes of one core, beside the runs of other files that it uses."

@@ -22,7 +22,7 @@ from pipelines.core.claims import live_runs
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
 from pipelines.databases import card
-from pipelines.protocols.base import build
+from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.stages import data, evaluation_stage, graph, policy_evaluation
 from pipelines.stages.context import Context, Silent, examples
@@ -171,7 +171,7 @@ def untaught(recipe, folder):
     """What a training stage leaves: a model, which has learned nothing here, and figures."""
     from pipelines.training.model import make_tiny
 
-    tags = build(recipe.protocol).tags
+    tags = build_protocol(recipe.protocol).tags
     make_tiny(recipe.model, ["SELECT count(*) FROM ship"] * 20, tags, folder / "model", seed=0)
     (folder / "metrics.json").write_text('{"steps": 1}')
 

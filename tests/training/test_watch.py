@@ -331,7 +331,7 @@ def test_the_stage_tells_that_its_run_taught_nothing(tmp_path, recipe, examples,
         curves = [line | {"grad_norm": 1 - zero_variance} for line in steps(3, zero_variance=zero_variance)]
         (folder / "curves.jsonl").write_text("".join(json.dumps(line) + "\n" for line in curves))
 
-    monkeypatch.setattr(train, "train", stand_in)
+    monkeypatch.setattr(train, "train_in_child", stand_in)
     monkeypatch.setattr(train, "examples", lambda *_: examples)
     folder = tmp_path / "grpo"
     folder.mkdir()
