@@ -1,10 +1,6 @@
 """Commands that use a model or a database: connect, ask, serve, export, mcp, environment, feedback."""
 
-import functools
 import json
-import logging
-import shlex
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -12,25 +8,17 @@ import typer
 
 from flows.terminal import Bars, JsonOutput, Overrides, RecipeName, StoreOption, console, emit, say
 from pipelines.core.errors import DataError, UserError
-from pipelines.core.store import Store
 from pipelines.core.types import is_valid_unicode
-from pipelines.databases import connecting, named
-from pipelines.databases.connecting import ConnectedDatabase
+from pipelines.databases.connecting import ConnectedDatabase, open_connection, write_example
 from pipelines.endpoints import client
-from pipelines.export import exporting
-from pipelines.export import folder as exports
-from pipelines.export.cards import lineage_of
-from pipelines.nightly.ledger import ledgers
+from pipelines.export.exporting import ExportRequest, export_model
+from pipelines.export.folder import Kind
 from pipelines.recipe.config import Execution
 from pipelines.recipe.opening import open_recipe, split_store
 from pipelines.report.console_text import plain
 from pipelines.serving import models
-from pipelines.serving.access import Access, read_keys
-from pipelines.serving.agent import Agent, QuestionBudget
 from pipelines.serving.feedback import Feedback
-from pipelines.serving.models import CHAMPION, KINDS, CurrentModel
 from pipelines.serving.single_question import ask_model
-from pipelines.sql.audit import append
 from pipelines.stages.gguf_folders import model_folder
 
 app = typer.Typer()
@@ -41,7 +29,6 @@ app.add_typer(feedback_app, name="feedback")
 
 FeedbackFolder = Annotated[Path, typer.Argument(help="The folder that serve --feedback was given.")]
 MAX_FINDINGS = 5  # findings of one kind that are printed
-WORKERS = 4  # processes that run SQL
 
 
 @app.command()
@@ -85,8 +72,8 @@ def connect(
     if (database is None) != example:
         raise DataError("connect needs one database", "Pass a file or an address, or --example for a small shop.")
     if database is None:
-        database = connecting.write_example(say)
-    connection = connecting.open_connection(database, name, schemas or (), allow_writes, say)
+        database = write_example(say)
+    connection = open_connection(database, name, schemas or (), allow_writes, say)
     with Bars(console) as bars:
         bars.begin("read", 1, "tables")
         fresh, findings = connection.read()
@@ -174,7 +161,7 @@ def ask(
 def serve(
     database: Annotated[str, typer.Argument(help="A name of databases/, a file, or an address.")],
     overrides: Overrides = None,
-    model: Annotated[str | None, typer.Option(help=f"The model that answers: {KINDS}.")] = None,
+    model: Annotated[str | None, typer.Option(help=f"The model that answers: {models.KINDS}.")] = None,
     recipe: Annotated[
         str, typer.Option(help="The recipe whose protocol an endpoint or a script speaks.")
     ] = "sql_trail",
@@ -202,48 +189,28 @@ def serve(
     try:
         import uvicorn
 
-        from pipelines.serving.http_server import Service, prune_and_sync_feedback
-        from pipelines.serving.web import require_bindable, require_keys
+        from pipelines.serving.service_start import ServeRequest, open_service
     except ImportError as error:
         raise UserError(f"{error.name} is not installed", "Run: pip install 'sqltrain[serve]'") from None
-    rest, store = split_store(overrides, store_folder)
-    openable = named.find(database)
-    access = Access(read_keys(keys) if keys else {}, per_minute, at_once)
-    require_keys(host, access)
-    require_bindable(host, port)
-    served = CurrentModel(model or only_champion(store), recipe, rest, store)
-    folder = store.root / "serve" / openable.database.id
-    append(folder / "questions.jsonl", [])  # refused now, and not at the first question
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    with openable.sql(served.model.recipe.execution, WORKERS, folder / "statements.jsonl") as sql:
-        protocol = served.model.recipe.protocol
-        schema = openable.schema(sql, protocol.schema_values, protocol.schema_descriptions)
-        agent = Agent(openable, sql, schema, lambda: served.model, QuestionBudget(seconds, rows))
-        kept_feedback = None if feedback is None else Feedback(feedback, keep_days)
-        background: list[Callable[[], Awaitable[None]]] = [served.follow]
-        if kept_feedback is not None:
-            background.append(functools.partial(prune_and_sync_feedback, kept_feedback, store.root))
-        service = Service(agent, access, folder / "questions.jsonl", kept_feedback, background)
-        try:
-            from pipelines.serving.mcp_server import add_mcp
-        except ImportError as error:
-            say(f"/mcp is not served: {error.name} is not installed (pip install 'sqltrain[mcp]')")
-        else:
-            add_mcp(service)
-        address_host = f"[{host}]" if ":" in host else host
-        address = f"http://{address_host}:{port}"
-        say(f"{plain(openable.database.id)} answered by {plain(served.model.name)}: {address} (stop with Ctrl-C)")
-        say(f"OpenAI's protocol: {address}/v1    audit log: {folder / 'questions.jsonl'}")
+    words, store = split_store(overrides, store_folder)
+    request = ServeRequest(
+        database=database,
+        model=model,
+        recipe=recipe,
+        overrides=words,
+        store=store,
+        host=host,
+        port=port,
+        keys=keys,
+        feedback=feedback,
+        keep_days=keep_days,
+        seconds=seconds,
+        rows=rows,
+        per_minute=per_minute,
+        at_once=at_once,
+    )
+    with open_service(request, say) as service:
         uvicorn.run(service.app(), host=host, port=port, log_level="warning", timeout_graceful_shutdown=5)
-
-
-def only_champion(store: Store) -> str:
-    """The name of the store's champion, which answers if no model is passed; an error unless there is exactly one."""
-    names = [name for name, ledger in ledgers(store).items() if ledger.champion() is not None]
-    if len(names) != 1:
-        reason = f"{len(names)} recipes have a champion" if names else "no recipe has a champion"
-        raise UserError(f"{reason} in {store.root}", f"Pass --model with {KINDS}.")
-    return CHAMPION + names[0]
 
 
 @app.command()
@@ -251,7 +218,7 @@ def export(
     model: Annotated[str, typer.Argument(help="A checkpoint folder, champion:RECIPE, STAGE/KEY, or a trained recipe.")],
     out: Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")],
     overrides: Overrides = None,
-    to: Annotated[exports.Kind, typer.Option(help="hub-folder, hub-adapter (LoRA), gguf or ollama.")] = "hub-folder",
+    to: Annotated[Kind, typer.Option(help="hub-folder, hub-adapter (LoRA), gguf or ollama.")] = "hub-folder",
     quantize: Annotated[
         str | None,
         typer.Option(help="Types of the GGUF files, with commas between: bf16 (without it), q8_0, q4_0, q4_k_m."),
@@ -272,20 +239,7 @@ def export(
       sqltrain export grpo/0a1b2c3d4e5f ~/agent --push me/agent
     """
     words, store = split_store(overrides, store_folder)
-    out = out.expanduser()
-    types = exporting.gguf_types(quantize, to)
-    token = None if push is None else exporting.hub_token(push)
-    checkpoint = exporting.find_checkpoint(model, words, store, say)
-    notes = exports.write(lineage_of(checkpoint), to, out, types)
-    say(f"wrote {out}: read its {exports.README} before you hand it on")
-    for note in notes:
-        say(f"note: {note}")
-    for path in sorted(out.glob("*.gguf")):
-        say(f"serve it: python -m llama_cpp.server --model {shlex.quote(str(path))} --n_ctx 0")
-    if to == "ollama":
-        say(f"import it: cd {shlex.quote(str(out))} && ollama create {shlex.quote(out.name)}")
-    if push is not None and token is not None:
-        say(f"pushed to {exports.push(out, push, token)}")
+    export_model(ExportRequest(model, words, out.expanduser(), to, quantize, push), store, say)
 
 
 @app.command()
@@ -319,7 +273,7 @@ def mcp(
     if model is None:
         serve_tool(databases, Execution(), rows, port)
         return
-    served = CurrentModel(model, recipe, [], split_store(None, store_folder)[1])
+    served = models.CurrentModel(model, recipe, [], split_store(None, store_folder)[1])
     serve_tool(databases, Execution(), rows, port, lambda: served.model, served.follow)
 
 

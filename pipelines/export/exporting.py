@@ -1,12 +1,16 @@
-"""The options of an export, checked before a file is written, and the checkpoint that they name."""
+"""An export from its options: they are checked before a file is written."""
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.core.errors import DataError, ResourceError, UserError
 from pipelines.core.store import Store
 from pipelines.export import folder as exports
+from pipelines.export.cards import lineage_of
+from pipelines.export.folder import Kind
 from pipelines.export.llama_cpp import BLOCKS
 from pipelines.recipe import recipes
 from pipelines.rollout.gguf_model import is_gguf
@@ -16,9 +20,40 @@ from pipelines.stages.newest_model import newest_model
 
 GGUF_KINDS = ("gguf", "ollama")
 DEFAULT_TYPE = "bf16"
+Say = Callable[[str], None]
 
 
-def gguf_types(quantize: str | None, kind: exports.Kind) -> list[str]:
+@dataclass(frozen=True)
+class ExportRequest:
+    """The options of `sqltrain export`; None for an option that was not passed."""
+
+    model: str  # a folder, a GGUF file, champion:RECIPE, STAGE/KEY, or a trained recipe
+    overrides: Sequence[str]  # overrides of that recipe
+    out: Path  # the folder to write
+    kind: Kind
+    quantize: str | None  # types of the GGUF files
+    push: str | None  # repository of the hub
+
+
+def export_model(request: ExportRequest, store: Store, say: Say) -> None:
+    """Write a trained model as others take it, and say how to go on with it."""
+    out = request.out
+    types = gguf_types(request.quantize, request.kind)
+    token = None if request.push is None else hub_token(request.push)
+    checkpoint = find_checkpoint(request.model, request.overrides, store, say)
+    notes = exports.write(lineage_of(checkpoint), request.kind, out, types)
+    say(f"wrote {out}: read its {exports.README} before you hand it on")
+    for note in notes:
+        say(f"note: {note}")
+    for path in sorted(out.glob("*.gguf")):
+        say(f"serve it: python -m llama_cpp.server --model {shlex.quote(str(path))} --n_ctx 0")
+    if request.kind == "ollama":
+        say(f"import it: cd {shlex.quote(str(out))} && ollama create {shlex.quote(out.name)}")
+    if request.push is not None and token is not None:
+        say(f"pushed to {exports.push(out, request.push, token)}")
+
+
+def gguf_types(quantize: str | None, kind: Kind) -> list[str]:
     """The types of the GGUF files, from a list with commas between."""
     if quantize is None:
         return [DEFAULT_TYPE]
@@ -43,7 +78,7 @@ def hub_token(repository: str) -> str:
     return token
 
 
-def find_checkpoint(model: str, overrides: Sequence[str], store: Store, say: Callable[[str], None]) -> Path:
+def find_checkpoint(model: str, overrides: Sequence[str], store: Store, say: Say) -> Path:
     """The checkpoint folder of a model.
 
     Args:
