@@ -30,6 +30,8 @@ HEAD = """\
 # and columns that no question may reach. `sqltrain connect {name}` reads the catalogue again and keeps what you wrote.
 """
 NOTES_CHARS = 4_000  # characters of the notes that a prompt shows
+# Keys of a card's file, in their order.
+KEYS = ("engine", "location", "password_env", "schemas", "other_schemas", "notes", "metrics", "tables")
 Part = TypeVar("Part", "ColumnCard", "TableCard")
 log = logging.getLogger(__name__)
 
@@ -89,10 +91,12 @@ class DatabaseCard(Section):
             hidden_name = self._without_schema(name) if self.engine == "duckdb" else name
             if table.hidden:
                 tables.append(hidden_name)
-            hidden_columns = tuple(column for column, entry in table.columns.items() if entry.hidden)
+            hidden_columns = [column for column, entry in table.columns.items() if entry.hidden]
             if hidden_columns:
                 columns[hidden_name] = (*columns.get(hidden_name, ()), *hidden_columns)
-        return (tuple(tables), columns) if tables or columns else None
+        if not tables and not columns:
+            return None
+        return tuple(tables), columns
 
     def _without_schema(self, table: str) -> str:
         """A table's name without its schema: in a DuckDB file a hidden name holds in every schema."""
@@ -109,24 +113,29 @@ class DatabaseCard(Section):
                 visible[name] = {column: entry for column, entry in table.columns.items() if not entry.hidden}
         tables = []
         for name, entries in visible.items():
-            if entries:
-                table = self.tables[name]
-                columns = [
-                    Column(column, entry.type, entry.key, entry.values, _card_description(entry))
-                    for column, entry in entries.items()
-                ]
-                keys = filter(None, (self._key(reference, name, visible) for reference in table.references))
-                tables.append(Table(name, tuple(columns), tuple(keys), _card_description(table)))
+            if not entries:
+                continue
+            columns = []
+            for column, entry in entries.items():
+                columns.append(Column(column, entry.type, entry.key, entry.values, _card_description(entry)))
+            keys = []
+            for reference in self.tables[name].references:
+                key = self._key(reference, name, visible)
+                if key is not None:
+                    keys.append(key)
+            tables.append(Table(name, tuple(columns), tuple(keys), _card_description(self.tables[name])))
         return Schema(tuple(tables), self.engine, self.other_schemas)
 
     def _key(
-        self, reference: Reference, table: str, shown: Mapping[str, Mapping[str, ColumnCard]]
+        self, reference: Reference, table: str, visible: Mapping[str, Mapping[str, ColumnCard]]
     ) -> ForeignKey | None:
         """A reference in the card's own spelling of its names; None if one of them is not shown."""
-        column = find_name(reference.column, shown[table], self.engine)
-        to_table = find_name(reference.to_table, shown, self.engine)
-        to_column = find_name(reference.to_column, shown[to_table], self.engine) if to_table is not None else None
-        if column is None or to_table is None or to_column is None:
+        column = find_name(reference.column, visible[table], self.engine)
+        to_table = find_name(reference.to_table, visible, self.engine)
+        if column is None or to_table is None:
+            return None
+        to_column = find_name(reference.to_column, visible[to_table], self.engine)
+        if to_column is None:
             return None
         return ForeignKey(column, to_table, to_column)
 
@@ -149,8 +158,11 @@ class DatabaseCard(Section):
     def evidence(self, question: str) -> str:
         """The text of a prompt beside the schema: the notes, and the metrics that the question names."""
         words = _spaced_words(question)
-        metrics = [f"{name} = {formula}" for name, formula in self.metrics.items() if _spaced_words(name) in words]
-        return "\n".join(filter(None, [self.notes.strip()[:NOTES_CHARS], *metrics]))
+        paragraphs = [self.notes.strip()[:NOTES_CHARS]]
+        for name, formula in self.metrics.items():
+            if _spaced_words(name) in words:
+                paragraphs.append(f"{name} = {formula}")
+        return "\n".join(filter(None, paragraphs))
 
 
 def _card_description(card: TableCard | ColumnCard) -> str:
@@ -217,37 +229,36 @@ def described_by(address: str) -> str | None:
 
 def hidden_names() -> dict[str, HiddenNames]:
     """The hidden names of all cards of the working folder, by the locations of their databases, for `SqlEngine`."""
-    return {known.location: known.hidden for known in by_database().values() if known.hidden is not None}
+    names = {}
+    for card in by_database().values():
+        if card.hidden is not None:
+            names[card.location] = card.hidden
+    return names
 
 
 def write(path: Path, card: DatabaseCard) -> None:
     """Write a card, whole or not at all."""
-    value: dict[str, Any] = {"notes": "", "metrics": {}} | card.model_dump(mode="json", exclude_defaults=True)
-    order = ("engine", "location", "password_env", "schemas", "other_schemas", "notes", "metrics", "tables")
-    text = yaml_text({key: value[key] for key in order if key in value})
+    values: dict[str, Any] = {"notes": "", "metrics": {}}
+    values |= card.model_dump(mode="json", exclude_defaults=True)
+    in_order = {key: values[key] for key in KEYS if key in values}
+    text = HEAD.format(name=path.stem) + yaml_text(in_order)
     with writing_to(path, "Run it in a folder of your own."):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, HEAD.format(name=path.stem) + text)
+        write_atomic(path, text)
 
 
 def merge_cards(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
     """A catalogue that was read again, with the edits of the old card: nothing that was hidden comes back."""
     tables = dict(fresh.tables)
     for old_name, table in old.tables.items():
-        hidden = {column: entry for column, entry in table.columns.items() if table.hidden or entry.hidden}
         name = _renewed_name(old_name, old.tables, fresh.tables, fresh.engine)
-        if name is None:
-            if table.hidden or hidden:  # it may come back
-                tables[old_name] = table.model_copy(update={"columns": hidden})
+        if name is not None:
+            columns = _merge_columns(fresh.tables[name], table, fresh.engine)
+            tables[name] = _edited(fresh.tables[name], table).model_copy(update={"columns": columns})
             continue
-        columns = dict(fresh.tables[name].columns)
-        for old_column, entry in table.columns.items():
-            column = _renewed_name(old_column, table.columns, columns, fresh.engine)
-            if column is not None:
-                columns[column] = _edited(columns[column], entry)
-            elif old_column in hidden:
-                columns[old_column] = entry
-        tables[name] = _edited(fresh.tables[name], table).model_copy(update={"columns": columns})
+        hidden = _hidden_columns(table)
+        if table.hidden or hidden:  # it may come back
+            tables[old_name] = table.model_copy(update={"columns": hidden})
     update = {
         "password_env": fresh.password_env or old.password_env,
         "notes": old.notes,
@@ -255,6 +266,24 @@ def merge_cards(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
         "tables": tables,
     }
     return fresh.model_copy(update=update)
+
+
+def _merge_columns(fresh: TableCard, old: TableCard, engine: EngineName) -> dict[str, ColumnCard]:
+    """The columns of a table that was read again, with the edits of the old card, and the hidden ones that are gone."""
+    hidden = _hidden_columns(old)
+    columns = dict(fresh.columns)
+    for old_name, entry in old.columns.items():
+        name = _renewed_name(old_name, old.columns, columns, engine)
+        if name is not None:
+            columns[name] = _edited(columns[name], entry)
+        elif old_name in hidden:
+            columns[old_name] = entry
+    return columns
+
+
+def _hidden_columns(table: TableCard) -> dict[str, ColumnCard]:
+    """The columns that are hidden, by themselves or with their table."""
+    return {name: entry for name, entry in table.columns.items() if table.hidden or entry.hidden}
 
 
 def lost_words(fresh: DatabaseCard, old: DatabaseCard) -> list[str]:
@@ -265,14 +294,15 @@ def lost_words(fresh: DatabaseCard, old: DatabaseCard) -> list[str]:
     lost = []
     for old_name, table in old.tables.items():
         name = _renewed_name(old_name, old.tables, fresh.tables, fresh.engine)
-        hides = table.hidden or any(entry.hidden for entry in table.columns.values())
-        if name is None and not hides and _card_description(table):
+        hidden = _hidden_columns(table)
+        columns: Mapping[str, ColumnCard] = {}
+        if name is not None:
+            columns = fresh.tables[name].columns
+        elif not table.hidden and not hidden and _card_description(table):
             lost.append(old_name)
-        columns = fresh.tables[name].columns if name is not None else {}
         for old_column, entry in table.columns.items():
-            column = _renewed_name(old_column, table.columns, columns, fresh.engine)
-            is_kept = column is not None or table.hidden or entry.hidden
-            if not is_kept and _card_description(entry):
+            is_gone = _renewed_name(old_column, table.columns, columns, fresh.engine) is None
+            if is_gone and old_column not in hidden and _card_description(entry):
                 lost.append(f"{old_name}.{old_column}")
     return lost
 
@@ -280,7 +310,9 @@ def lost_words(fresh: DatabaseCard, old: DatabaseCard) -> list[str]:
 def _renewed_name(name: str, old: Iterable[str], fresh: Iterable[str], engine: EngineName) -> str | None:
     """Today's name of a table or column of the old card; None if it is gone, or was another's before."""
     renewed = find_name(name, fresh, engine)
-    return renewed if renewed == name or renewed not in set(old) else None
+    if renewed != name and renewed in set(old):
+        return None
+    return renewed
 
 
 def _edited(fresh: Part, old: Part) -> Part:

@@ -69,7 +69,8 @@ def find_problems(
         rows: the number of rows by table; None if they were not counted.
     """
     findings = [DatabaseFinding("left out", name, reason) for name, reason in schema.left_out]
-    if len(schema.tables) > 1 and not any(table.foreign_keys for table in schema.tables):
+    has_foreign_keys = any(table.foreign_keys for table in schema.tables)
+    if len(schema.tables) > 1 and not has_foreign_keys:
         advice = "no foreign keys: say in the descriptions which columns join"
         findings.append(DatabaseFinding("no keys", "the database", advice))
     for table in schema.tables:
@@ -80,22 +81,22 @@ def find_problems(
 def _examine_table(table: Table, samples: Samples, rows: int | None) -> Iterator[DatabaseFinding]:
     if rows == 0:
         yield DatabaseFinding("no rows", table.name, "no rows: hide it if nobody asks for it")
-    if not any(column.primary_key for column in table.columns):
+    has_primary_key = any(column.primary_key for column in table.columns)
+    if not has_primary_key:
         yield DatabaseFinding("no keys", table.name, "no primary key: say in its description what one row is")
     if _is_cryptic(table.name):
         yield DatabaseFinding("cryptic name", table.name, "a cryptic name: describe it")
     foreign_keys = {key.column for key in table.foreign_keys}
     for column in table.columns:
+        where = f"{table.name}.{column.name}"
         is_key = column.primary_key or column.name in foreign_keys
         values = [value for value in samples.get(column.name, ()) if value is not None]
-        yield from _examine_column(f"{table.name}.{column.name}", column.name, values, is_key)
+        yield from _examine_column(where, column.name, values, is_key)
 
 
 def _examine_column(where: str, name: str, values: Sequence[Scalar], is_key: bool) -> Iterator[DatabaseFinding]:
     texts = [value.strip() for value in values if isinstance(value, str)]
-    n_emails = sum(_EMAIL.fullmatch(text) is not None for text in texts)
-    mostly_emails = 2 * n_emails > len(values) > 0
-    if _PERSONAL.search(name) or mostly_emails:
+    if _PERSONAL.search(name) or _are_mostly_emails(values, texts):
         advice = "looks like personal data: set `hidden: true` unless questions may reach it"
         yield DatabaseFinding("personal data", where, advice)
     if _is_cryptic(name):
@@ -105,8 +106,14 @@ def _examine_column(where: str, name: str, values: Sequence[Scalar], is_key: boo
         advice = f"dates in several forms ({', '.join(formats)}): comparing them as text goes wrong"
         yield DatabaseFinding("mixed dates", where, advice)
     if not is_key and _holds_codes(name, values, texts):
-        codes = ", ".join(sorted(map(str, set(values))))
-        yield DatabaseFinding("codes", where, f"holds codes ({codes}): say in its description what they mean")
+        codes = sorted(map(str, set(values)))
+        advice = f"holds codes ({', '.join(codes)}): say in its description what they mean"
+        yield DatabaseFinding("codes", where, advice)
+
+
+def _are_mostly_emails(values: Sequence[Scalar], texts: Sequence[str]) -> bool:
+    n_emails = sum(_EMAIL.fullmatch(text) is not None for text in texts)
+    return 2 * n_emails > len(values)
 
 
 def _is_cryptic(name: str) -> bool:
@@ -115,13 +122,16 @@ def _is_cryptic(name: str) -> bool:
 
 def _holds_codes(name: str, values: Sequence[Scalar], texts: Sequence[str]) -> bool:
     """Whether a column holds codes: a few repeated values, as short texts, or as numbers in a column so named."""
+    if len(values) < FEWEST:
+        return False
     distinct = set(values)
-    is_repeated = len(values) >= FEWEST and 1 < len(distinct) <= min(MOST_CODES, len(values) - 1)
-    if not is_repeated:
+    most_distinct = min(MOST_CODES, len(values) - 1)
+    if not 1 < len(distinct) <= most_distinct:
         return False
     if len(texts) == len(values):
         return all(len(text) <= CODE_CHARS for text in texts)
-    return all(isinstance(value, int) for value in distinct) and _CODE_NAMES.search(name) is not None
+    are_whole_numbers = all(isinstance(value, int) for value in distinct)
+    return are_whole_numbers and _CODE_NAMES.search(name) is not None
 
 
 def connection_role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None]]:
@@ -132,9 +142,11 @@ def connection_role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None
             schemas = opened.query(dialect.schema_query) if dialect.schema_query else ()
             return dialect.role(opened.query), dict(schemas)
     except Exception as error:  # each driver has an error tree of its own
-        why = addresses.why_unreachable(error)
-        hint = f"A password comes from the variable {dialect.password_variable}." if "password" in why else ""
-        raise DataError(f"{named.database.id} cannot be opened: {why}", hint) from None
+        reason = addresses.why_unreachable(error)
+        hint = ""
+        if "password" in reason:
+            hint = f"A password comes from the variable {dialect.password_variable}."
+        raise DataError(f"{named.database.id} cannot be opened: {reason}", hint) from None
 
 
 def read_catalogue(
@@ -151,36 +163,28 @@ def read_catalogue(
     if schemas:
         schema = schema.of_schemas(schemas)
     if not schema.tables:
-        if not DIALECTS[database.engine].is_server:
-            raise DataError(f"{database.id} has no tables", "Make some first, or pass another file.")
-        hint = "Grant it SELECT, and on PostgreSQL the USAGE of the schema; or name another one with --schema."
-        raise DataError(f"{database.id} has no tables that this role may read", hint)
+        raise _no_tables(database)
     comments = catalogs.comments(database) if DIALECTS[database.engine].comments_query else {}
     samples, rows = _sample_tables(database, schema)
     findings = find_problems(schema, samples, rows)
-    for table in schema.tables:
-        missing = [] if table.name in samples else ["its example values"]
-        if rows.get(table.name) is None:
-            missing.append("the number of its rows")
-        if missing:
-            limit = LIMITS.timeout_s if table.name in rows else SECONDS
-            advice = f"the card lacks {' and '.join(missing)}: reading failed, or took more than {limit:.0f} s"
-            findings.append(DatabaseFinding("not read", table.name, advice))
+    findings += _unread_tables(schema, samples, rows)
     personal = {finding.where for finding in findings if finding.kind == "personal data"}
     tables = {}
     for table in schema.tables:
         columns = {}
         for column in table.columns:
-            is_personal = f"{table.name}.{column.name}" in personal
-            sampled = () if is_personal else samples.get(table.name, {}).get(column.name, ())
+            values: Sequence[Scalar] = ()
+            if f"{table.name}.{column.name}" not in personal:
+                values = samples.get(table.name, {}).get(column.name, ())
             columns[column.name] = ColumnCard(
                 type=column.type,
                 key=column.primary_key,
                 description=comments.get((table.name, column.name), ""),
-                values=_example_values(sampled),
+                values=_example_values(values),
             )
+        descriptions = (comments.get((table.name, "")), table.description)
         tables[table.name] = TableCard(
-            description="; ".join(filter(None, (comments.get((table.name, "")), table.description))),
+            description="; ".join(filter(None, descriptions)),
             rows=rows.get(table.name),
             columns=columns,
             references=tuple(Reference(**asdict(key)) for key in table.foreign_keys),
@@ -196,6 +200,30 @@ def read_catalogue(
     return card, findings
 
 
+def _no_tables(database: Database) -> DataError:
+    """The error about a database without tables, or without any that its role may read."""
+    if not DIALECTS[database.engine].is_server:
+        return DataError(f"{database.id} has no tables", "Make some first, or pass another file.")
+    hint = "Grant it SELECT, and on PostgreSQL the USAGE of the schema; or name another one with --schema."
+    return DataError(f"{database.id} has no tables that this role may read", hint)
+
+
+def _unread_tables(
+    schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, int | None]
+) -> Iterator[DatabaseFinding]:
+    """The tables whose rows could not be read or counted within the limits."""
+    for table in schema.tables:
+        missing = []
+        if table.name not in samples:
+            missing.append("its example values")
+        if rows.get(table.name) is None:
+            missing.append("the number of its rows")
+        if missing:
+            limit = LIMITS.timeout_s if table.name in rows else SECONDS
+            advice = f"the card lacks {' and '.join(missing)}: reading failed, or took more than {limit:.0f} s"
+            yield DatabaseFinding("not read", table.name, advice)
+
+
 def _sample_tables(database: Database, schema: Schema) -> tuple[dict[str, Samples], dict[str, int | None]]:
     """Some rows of each table, and the number of its rows; tables after `SECONDS` have neither."""
     samples: dict[str, Samples] = {}
@@ -206,20 +234,31 @@ def _sample_tables(database: Database, schema: Schema) -> tuple[dict[str, Sample
             if time.monotonic() > deadline:
                 break
             tables = schema.tables[start : start + AT_ONCE]
-            statements = []
+            jobs = []
             for table in tables:
-                names = ", ".join(schema.quoted(column.name) for column in table.columns)
-                statements.append(f"SELECT {names} FROM {schema.written(table.name)} LIMIT {LIMITS.max_rows}")
-                statements.append(f"SELECT count(*) FROM {schema.written(table.name)}")
-            results = sql.execute_many([(database, statement) for statement in statements])
+                jobs.append((database, _sample_query(schema, table)))
+                jobs.append((database, f"SELECT count(*) FROM {schema.written(table.name)}"))
+            results = sql.execute_many(jobs)
             if all(result.status is ExecutionStatus.UNAVAILABLE for result in results):
                 raise DataError(f"{database.id} cannot be read: {results[0].error}", "Nothing was written.")
             for table, sample, counted in zip(tables, results[::2], results[1::2], strict=True):
                 if sample.ok:
                     samples[table.name] = _by_column(table, sample)
-                count = counted.rows[0][0] if counted.ok and counted.rows else None
-                rows[table.name] = count if isinstance(count, int) else None
+                rows[table.name] = _count(counted)
     return samples, rows
+
+
+def _sample_query(schema: Schema, table: Table) -> str:
+    columns = ", ".join(schema.quoted(column.name) for column in table.columns)
+    return f"SELECT {columns} FROM {schema.written(table.name)} LIMIT {LIMITS.max_rows}"
+
+
+def _count(counted: ExecutionResult) -> int | None:
+    """The number that a count gave; None if it failed."""
+    if not counted.ok or not counted.rows:
+        return None
+    count = counted.rows[0][0]
+    return count if isinstance(count, int) else None
 
 
 def _by_column(table: Table, sample: ExecutionResult) -> Samples:
@@ -237,5 +276,6 @@ def _example_values(values: Sequence[Scalar]) -> tuple[str | int | float, ...]:
         if value is None or isinstance(value, bytes) or not text_of(value).isprintable():
             continue
         is_finite = isinstance(value, int | float) and value - value == 0
-        examples[value if is_finite else text_of(value)[:VALUE_CHARS]] = None
+        example = value if is_finite else text_of(value)[:VALUE_CHARS]
+        examples[example] = None
     return tuple(examples)[:SHOWN_VALUES]

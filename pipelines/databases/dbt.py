@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelines.core.errors import DataError
 from pipelines.core.text_files import read_json_text
@@ -17,6 +17,13 @@ _CALL = re.compile(r"(ref|source)\((.*?)\)", re.DOTALL)
 _NAME = re.compile(r"""(?<![=\w])\s*['"]([^'"]+)['"]""")  # an argument that has no keyword
 
 
+class CardColumn(NamedTuple):
+    """A column of a card by its names."""
+
+    table: str
+    name: str
+
+
 def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[str]]:
     """The card with a dbt project's knowledge, and how many descriptions, tests and metrics were taken and were not.
 
@@ -27,12 +34,16 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
     Args:
         folder: the project's `target` folder, or its manifest.
     """
-    manifest = _read_manifest(folder / "manifest.json" if folder.is_dir() else folder)
-    merger = _Merger(card, {**manifest["nodes"], **(manifest.get("sources") or {})})
+    path = folder / "manifest.json" if folder.is_dir() else folder
+    manifest = _read_manifest(path)
+    nodes = {**manifest["nodes"], **(manifest.get("sources") or {})}
+    metrics = manifest.get("metrics") or {}
+    merger = _Merger(card, nodes)
     merger.add_descriptions()
     merger.add_tests()
-    merger.add_metrics((manifest.get("metrics") or {}).values())
-    return card.model_copy(update={"tables": merger.tables, "metrics": merger.metrics}), merger.counts
+    merger.add_metrics(metrics.values())
+    merged = card.model_copy(update={"tables": merger.tables, "metrics": merger.metrics})
+    return merged, merger.counts
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -71,12 +82,16 @@ class _Merger:
                 self.counts["models without a table here"] += 1
                 continue
             self._table_of[id] = name
-            for column, entry in (node.get("columns") or {}).items():
+            columns = node.get("columns") or {}
+            for column, entry in columns.items():
                 self._describe_column(name, _bare(column), _dbt_description(entry or {}))
             description = _dbt_description(node)
             if description and not self.tables[name].description:
-                self.tables[name] = self.tables[name].model_copy(update={"description": description})
+                self._update_table(name, description=description)
                 self.counts["descriptions"] += 1
+
+    def _update_table(self, name: str, **fields: Any) -> None:
+        self.tables[name] = self.tables[name].model_copy(update=fields)
 
     def _find_table(self, node: Mapping[str, Any]) -> str | None:
         """The card's table that a node stands for."""
@@ -103,7 +118,7 @@ class _Merger:
     def _set_description(self, table: str, column: str, description: str) -> None:
         columns = dict(self.tables[table].columns)
         columns[column] = columns[column].model_copy(update={"description": description})
-        self.tables[table] = self.tables[table].model_copy(update={"columns": columns})
+        self._update_table(table, columns=columns)
 
     def add_tests(self) -> None:
         """Take the tests of columns as notes in their descriptions, and relationships as references."""
@@ -117,44 +132,54 @@ class _Merger:
             self.counts["tests of other kinds"] += 1
             return
         arguments = _arguments(test)
-        table = self._table_of.get(str(node.get("attached_node")))
-        name = _bare(str(node.get("column_name") or arguments.get("column_name") or ""))
-        column = None if table is None else self._find_column(table, name)
-        if table is None or column is None:
+        column_name = node.get("column_name") or arguments.get("column_name") or ""
+        column = self._find_column_of(str(node.get("attached_node")), str(column_name))
+        if column is None:
             self.counts["tests of what is not here"] += 1
         elif test["name"] == "relationships":
-            self._add_relationship(table, column, arguments)
+            self._add_relationship(column, arguments)
         else:
-            self._add_note(table, column, _test_note(test["name"], arguments))
+            self._add_note(column, _test_note(test["name"], arguments))
 
-    def _add_relationship(self, table: str, column: str, arguments: Mapping[str, Any]) -> None:
-        to_table = self._table_of.get(_referred(str(arguments.get("to")), self._nodes) or "")
-        field = _bare(str(arguments.get("field")))
-        to_column = None if to_table is None else self._find_column(to_table, field)
-        if to_table is None or to_column is None:
+    def _find_column_of(self, node_id: str, name: str) -> CardColumn | None:
+        """The card's column for a column of a node; None if the card has no such table or column."""
+        table = self._table_of.get(node_id)
+        if table is None:
+            return None
+        column = self._find_column(table, _bare(name))
+        if column is None:
+            return None
+        return CardColumn(table, column)
+
+    def _add_relationship(self, column: CardColumn, arguments: Mapping[str, Any]) -> None:
+        node_id = _referred(str(arguments.get("to")), self._nodes) or ""
+        to_column = self._find_column_of(node_id, str(arguments.get("field")))
+        if to_column is None:
             self.counts["relationships to what is not here"] += 1
             return
-        reference = Reference(column=column, to_table=to_table, to_column=to_column)
-        known = self.tables[table].references
-        if reference not in known:
-            self.tables[table] = self.tables[table].model_copy(update={"references": (*known, reference)})
+        reference = Reference(column=column.name, to_table=to_column.table, to_column=to_column.name)
+        references = self.tables[column.table].references
+        if reference not in references:
+            self._update_table(column.table, references=(*references, reference))
             self.counts["references"] += 1
 
-    def _add_note(self, table: str, column: str, note: str) -> None:
-        description = self.tables[table].columns[column].description
+    def _add_note(self, column: CardColumn, note: str) -> None:
+        description = self.tables[column.table].columns[column.name].description
         if note not in description:
-            self._set_description(table, column, "; ".join(filter(None, (description, note))))
+            with_note = "; ".join(filter(None, (description, note)))
+            self._set_description(column.table, column.name, with_note)
             self.counts["tests"] += 1
 
     def add_metrics(self, metrics: Iterable[Mapping[str, Any]]) -> None:
         """Take the metrics whose names the card does not have."""
         for metric in metrics:
-            name = str(metric.get("label") or metric["name"]).replace("_", " ").lower()
-            text = " ".join(str(metric.get("description") or "").split())
-            if not text:
+            label = str(metric.get("label") or metric["name"])
+            name = label.replace("_", " ").lower()
+            words = str(metric.get("description") or "").split()
+            if not words:
                 self.counts["metrics without a description"] += 1
             elif name not in self.metrics:
-                self.metrics[name] = text
+                self.metrics[name] = " ".join(words)
                 self.counts["metrics"] += 1
 
 
@@ -165,8 +190,11 @@ def _dbt_description(entry: Mapping[str, Any]) -> str:
 def _test_note(test: str, arguments: Mapping[str, Any]) -> str:
     """A test's promise about a column's values."""
     if test == "accepted_values":
-        return f"one of: {', '.join(map(str, arguments.get('values') or ()))}"
-    return "no value twice" if test == "unique" else "never null"
+        values = arguments.get("values") or ()
+        return f"one of: {', '.join(map(str, values))}"
+    if test == "unique":
+        return "no value twice"
+    return "never null"
 
 
 def _misshapen(manifest: Mapping[str, Any]) -> str | None:
@@ -176,23 +204,38 @@ def _misshapen(manifest: Mapping[str, Any]) -> str | None:
         if not isinstance(entries, dict):
             return kind
         for id, entry in entries.items():
-            if not isinstance(entry, dict):
+            if not isinstance(entry, dict) or not _has_columns(entry) or not _has_test(entry):
                 return f"{kind}: {id}"
-            columns = entry.get("columns") or {}
-            is_right = isinstance(columns, dict) and all(isinstance(one or {}, dict) for one in columns.values())
-            test = entry.get("test_metadata") or {}
-            is_right = is_right and isinstance(test, dict) and isinstance(test.get("name", ""), str)
-            if not (is_right and _has_arguments(test)) or (kind == "metrics" and not entry.get("name")):
+            if kind == "metrics" and not entry.get("name"):
                 return f"{kind}: {id}"
     return None
+
+
+def _has_columns(entry: Mapping[str, Any]) -> bool:
+    """Whether the columns of an entry, if it has any, are objects by name."""
+    columns = entry.get("columns") or {}
+    if not isinstance(columns, dict):
+        return False
+    return all(isinstance(column or {}, dict) for column in columns.values())
+
+
+def _has_test(entry: Mapping[str, Any]) -> bool:
+    """Whether the test of an entry, if it is one, has a name and arguments."""
+    test = entry.get("test_metadata") or {}
+    if not isinstance(test, dict) or not isinstance(test.get("name", ""), str):
+        return False
+    return _has_arguments(test)
 
 
 def _has_arguments(test: Mapping[str, Any]) -> bool:
     """Whether the arguments of a test are an object, and its values a list."""
     written = test.get("kwargs") or {}
-    if not isinstance(written, dict) or not isinstance(written.get("arguments") or {}, dict):
+    if not isinstance(written, dict):
         return False
-    return isinstance(_arguments(test).get("values") or [], list)
+    if not isinstance(written.get("arguments") or {}, dict):
+        return False
+    values = _arguments(test).get("values") or []
+    return isinstance(values, list)
 
 
 def _bare(name: str) -> str:
@@ -209,12 +252,17 @@ def _arguments(test: Mapping[str, Any]) -> dict[str, Any]:
 def _referred(to: str, nodes: Mapping[str, Any]) -> str | None:
     """The id of the node that `ref('model')`, `ref('package', 'model')` or `source('schema', 'table')` means."""
     call = _CALL.search(to)
-    names = _NAME.findall(call[2]) if call is not None else []
-    if call is None or not names:
+    if call is None:
+        return None
+    function, arguments = call.groups()
+    names = _NAME.findall(arguments)
+    if not names:
         return None
     for id, node in nodes.items():
         kind = node.get("resource_type")
-        if kind not in TABLES or node.get("name") != names[-1] or (kind == "source") != (call[1] == "source"):
+        if kind not in TABLES or node.get("name") != names[-1]:
+            continue
+        if (kind == "source") != (function == "source"):
             continue
         home = node.get("source_name") if kind == "source" else node.get("package_name")
         if len(names) == 1 or home in (None, names[0]):

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from pipelines.benchmarks.prompt_schema import describe
 from pipelines.core.errors import DatabaseError, DataError, ResourceError
 from pipelines.core.registry import DIALECTS
-from pipelines.core.types import Database, Example, ExecutionStatus, History
+from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus, History
 from pipelines.databases import card
 from pipelines.databases.card import DatabaseCard
 from pipelines.recipe.config import Execution
@@ -60,12 +60,16 @@ def split_password(address: str) -> tuple[str, str | None]:
     secrets = [key for key, _ in options if "pass" in key.lower() and key not in NO_SECRETS]
     if secrets:
         raise DataError(f"the address holds a secret, {secrets[0]}", "Leave it out: use a key without a passphrase.")
-    option_password = next((value for key, value in options if key == "password"), None)
-    query = urlencode([(key, value) for key, value in options if key != "password"], quote_via=quote)
+    passwords = [value for key, value in options if key == "password"]
+    other_options = [(key, value) for key, value in options if key != "password"]
+    query = urlencode(other_options, quote_via=quote)
     credentials, _, host = parts.netloc.rpartition("@")
     user, _, user_password = credentials.partition(":")
-    bare = parts._replace(netloc=f"{user}@{host}" if user else host, query=query).geturl()
-    return bare, unquote(user_password) if user_password else option_password
+    netloc = f"{user}@{host}" if user else host
+    bare = parts._replace(netloc=netloc, query=query).geturl()
+    if user_password:
+        return bare, unquote(user_password)
+    return bare, passwords[0] if passwords else None
 
 
 def driver_address(address: str, engine: str, password: str | None) -> str:
@@ -75,7 +79,9 @@ def driver_address(address: str, engine: str, password: str | None) -> str:
         raise DataError(fault, ENCODING)
     try:
         DIALECTS[engine].check_address(address)
-        return address if password is None else str(DIALECTS[engine].with_password(address, password))
+        if password is None:
+            return address
+        return str(DIALECTS[engine].with_password(address, password))
     except ValueError as error:
         raise DataError(str(error), HINT) from None
 
@@ -92,15 +98,17 @@ def password_of(engine: str, variable: str | None) -> str | None:
 
 def short_name(address: str) -> str:
     """A short name for a database: the last part of its address, made of letters, digits and `_`."""
-    last = unquote(urlsplit(address).path).rstrip("/").rpartition("/")[2].partition(".")[0]
-    return re.sub(r"\W+", "_", last).strip("_").lower() or "database"
+    path = unquote(urlsplit(address).path).rstrip("/")
+    last = path.rpartition("/")[2]
+    stem = last.partition(".")[0]
+    return re.sub(r"\W+", "_", stem).strip("_").lower() or "database"
 
 
 def why_unreachable(error: Exception) -> str:
     """Why a server could not be used, in a few plain words; a driver's own text may hold more than a user may see."""
     message = str(error).lower()
-    for words, reason in REASONS.items():
-        if any(word in message for word in words):
+    for phrases, reason in REASONS.items():
+        if any(phrase in message for phrase in phrases):
             return reason
     return type(error).__name__
 
@@ -131,32 +139,34 @@ class OpenableDatabase:
         shown = self.card.shown()
         # Views and columns that the sandbox refuses, since they hold a hidden column, are left out. If nothing is
         # hidden, one probe of the first table tells whether the database can be reached.
-        probed = shown.tables if self.card.hidden is not None else shown.tables[:1]
-        probes = [_probe(shown, table, table.columns) for table in probed]
-        results = sql.execute_many([(self.database, probe) for probe in probes])
+        n_probed = len(shown.tables) if self.card.hidden is not None else 1
+        probed = shown.tables[:n_probed]
+        jobs = [(self.database, _probe(shown, table, table.columns)) for table in probed]
         tables = []
-        for table, result in zip(probed, results, strict=True):
+        for table, result in zip(probed, sql.execute_many(jobs), strict=True):
             if result.status is ExecutionStatus.UNAVAILABLE:
-                variable = DIALECTS[self.database.engine].password_variable
-                hint = f"A password comes from {variable}." if variable else "Check that it can be opened."
-                raise DatabaseError(f"the database {self.database.id} is away: {result.error}", hint)
+                raise self._away(result)
             if result.error_class == "hidden":
                 table = self._readable_part(shown, table, sql)
             if table.columns:
                 tables.append(table)
-        return dataclasses.replace(shown, tables=(*tables, *shown.tables[len(probed) :]))
+        return dataclasses.replace(shown, tables=(*tables, *shown.tables[n_probed:]))
+
+    def _away(self, result: ExecutionResult) -> DatabaseError:
+        """The error about a database that cannot be reached."""
+        variable = DIALECTS[self.database.engine].password_variable
+        hint = f"A password comes from {variable}." if variable else "Check that it can be opened."
+        return DatabaseError(f"the database {self.database.id} is away: {result.error}", hint)
 
     def _readable_part(self, schema: Schema, table: Table, sql: SqlEngine) -> Table:
         """A table without the columns that the sandbox refuses."""
-        probes = [_probe(schema, table, [column]) for column in table.columns]
-        results = sql.execute_many([(self.database, probe) for probe in probes])
-        columns = []
-        for column, result in zip(table.columns, results, strict=True):
+        jobs = [(self.database, _probe(schema, table, [column])) for column in table.columns]
+        columns: dict[str, Column] = {}
+        for column, result in zip(table.columns, sql.execute_many(jobs), strict=True):
             if result.error_class != "hidden":
-                columns.append(column)
-        readable = {column.name for column in columns}
-        keys = tuple(key for key in table.foreign_keys if key.column in readable)
-        return dataclasses.replace(table, columns=tuple(columns), foreign_keys=keys)
+                columns[column.name] = column
+        keys = tuple(key for key in table.foreign_keys if key.column in columns)
+        return dataclasses.replace(table, columns=tuple(columns.values()), foreign_keys=keys)
 
     def example(self, question: str, id: str = "ask", history: History = ()) -> Example:
         """The question with the card's notes and the definitions that it, or one before it, names."""
@@ -180,9 +190,8 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
     if engine is not None:
         bare, password = split_password(text)
         location = driver_address(bare, engine, password or password_of(engine, None))
-        return OpenableDatabase(
-            Database(short_name(bare), engine, location), bare, card.by_database().get(identity(bare))
-        )
+        database = Database(short_name(bare), engine, location)
+        return OpenableDatabase(database, bare, _card_of(bare))
     if has_card(text):
         return open_card(text, card.read(card.path_of(text)))
     file = Path(text).expanduser()
@@ -191,11 +200,18 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
             head = stream.read(32)
     except OSError:
         raise DataError(f"no such database: {text}", hint) from None
-    engine = engine_of_head(head, file) or (None if head else engine_of_file(file))
+    engine = engine_of_head(head, file)
+    if engine is None and not head:
+        engine = engine_of_file(file)
     if engine is None:
         raise DataError(f"{text} is not an SQLite or DuckDB file", f"Such files end in {', '.join(file_suffixes())}.")
     path = str(file.resolve())
-    return OpenableDatabase(Database(file.stem, engine, path), path, card.by_database().get(identity(path)))
+    return OpenableDatabase(Database(file.stem, engine, path), path, _card_of(path))
+
+
+def _card_of(location: str) -> DatabaseCard | None:
+    """The card of the working folder that describes a file or address."""
+    return card.by_database().get(identity(location))
 
 
 def has_card(text: str) -> bool:
@@ -205,11 +221,12 @@ def has_card(text: str) -> bool:
 
 def open_card(name: str, known: DatabaseCard) -> OpenableDatabase:
     """The database that a card describes; the hidden names of other cards of the same database hold, too."""
-    merged = card.by_database().get(identity(known.location))
+    merged = _card_of(known.location)
     if merged is not None and merged.hidden is not None:
         known = known.with_hidden(merged.hidden)
     if DIALECTS[known.engine].is_server:
-        location = driver_address(known.location, known.engine, password_of(known.engine, known.password_env))
+        password = password_of(known.engine, known.password_env)
+        location = driver_address(known.location, known.engine, password)
     else:
         path = Path(known.location).expanduser()
         if not path.is_file():
@@ -222,9 +239,10 @@ def sandbox(
     databases: Iterable[OpenableDatabase], execution: Execution, workers: int = 1, audit: Path | None = None
 ) -> SqlEngine:
     """One sandbox for several databases, in which nothing hidden can be read; close it."""
-    hidden = {
-        DIALECTS[openable.database.engine].locate(openable.database.location): openable.card.hidden
-        for openable in databases
-        if openable.card is not None and openable.card.hidden is not None
-    }
+    hidden = {}
+    for openable in databases:
+        if openable.card is None or openable.card.hidden is None:
+            continue
+        dialect = DIALECTS[openable.database.engine]
+        hidden[dialect.locate(openable.database.location)] = openable.card.hidden
     return SqlEngine(Limits.of(execution), workers, audit, hidden=hidden)

@@ -17,9 +17,8 @@ from pipelines.core.types import Example, SchemaItems
 from pipelines.sql.schema import Schema, Table, render
 
 CHARS_PER_TOKEN = 3  # characters of a schema's text; tokenizers of code models have 3.2 to 4
-WEIGHTS = (
-    "2.0, 1.0, 0.5, 0.5"  # weights of BM25's fields: a column's own name, its table's, its description, its values
-)
+# Weights of BM25's fields: a column's own name, its table's, its description, its values.
+WEIGHTS = "2.0, 1.0, 0.5, 0.5"
 VALUE_SCORE = 8.0  # score of a column that holds a value of the question: more than a match of its whole name
 BEST = 3  # columns of a table that count towards the table's score
 Item = tuple[str, str]  # a table and one of its columns; "" for the table itself
@@ -47,38 +46,52 @@ class SchemaFilter:
             "CREATE VIRTUAL TABLE searched USING fts5(name, of_table, description, examples, "
             "tokenize = 'porter unicode61 remove_diacritics 2')"
         )
-        names = {table.name.lower() for table in schema.tables}
         for table in schema.tables:
-            self._add_table(table)
-            name = table.name.lower()
-            for other in {key.to_table.lower() for key in table.foreign_keys} & names - {name}:
-                self._neighbours[name].add(other)
-                self._neighbours[other].add(name)
+            self._measure(table)
+            self._index_table(table)
+        for table in schema.tables:
+            self._join_neighbours(table)
         self._total = self._units_of(*schema.tables)
 
-    def _add_table(self, table: Table) -> None:
-        """Index a table and its columns, and measure them."""
+    def _join_neighbours(self, table: Table) -> None:
+        """Note the tables of the schema that this one's foreign keys lead to."""
         name = table.name.lower()
-        title = " ".join(_name_words(table.name))
-        texts = [" ".join(_name_words(column.name)) for column in table.columns]
-        rows = [(title, "", table.description, " ".join(texts))]
-        self._items.append((name, ""))
+        for key in table.foreign_keys:
+            other = key.to_table.lower()
+            if other in self._keys and other != name:
+                self._neighbours[name].add(other)
+                self._neighbours[other].add(name)
+
+    def _measure(self, table: Table) -> None:
+        """Measure a table with its keys, and each of its columns."""
+        name = table.name.lower()
         joining = {key.column for key in table.foreign_keys}
         keys = tuple(column for column in table.columns if column.primary_key or column.name in joining)
         self._keys[name] = [column.name.lower() for column in keys]
         self._size[name, ""] = self._units_of(replace(table, columns=keys)) + 1
-        empty = self._units_of(replace(table, columns=(), foreign_keys=()))
-        for column, text in zip(table.columns, texts, strict=True):
-            rows.append((text, title, column.description, " ".join(map(str, column.values))))
-            item = (name, column.name.lower())
-            self._items.append(item)
+        without_columns = self._units_of(replace(table, columns=(), foreign_keys=()))
+        for column in table.columns:
             with_column = self._units_of(replace(table, columns=(column,), foreign_keys=()))
-            self._size[item] = with_column - empty + 1  # 1 for a comma
+            self._size[name, column.name.lower()] = with_column - without_columns + 1  # 1 for a comma
+
+    def _index_table(self, table: Table) -> None:
+        """Add rows to the index: the table's own, with the names of its columns, then one for each column."""
+        name = table.name.lower()
+        title = " ".join(_name_words(table.name))
+        column_titles = [" ".join(_name_words(column.name)) for column in table.columns]
+        rows = [(title, "", table.description, " ".join(column_titles))]
+        self._items.append((name, ""))
+        for column, column_title in zip(table.columns, column_titles, strict=True):
+            values = " ".join(map(str, column.values))
+            rows.append((column_title, title, column.description, values))
+            self._items.append((name, column.name.lower()))
         self._index.executemany("INSERT INTO searched VALUES (?, ?, ?, ?)", rows)
 
     def _units_of(self, *tables: Table) -> int:
-        text = render(replace(self._schema, tables=tables), "compact" if self._is_brief else "ddl")
-        return len(text.split()) if self._is_brief else len(text)
+        schema = replace(self._schema, tables=tables)
+        if self._is_brief:
+            return len(render(schema, "compact").split())
+        return len(render(schema, "ddl"))
 
     def fits(self, tokens: int) -> bool:
         """Whether the whole schema is within a budget."""
@@ -92,42 +105,51 @@ class SchemaFilter:
             mentioned: columns that hold a value of the question, as (table, column).
         """
         scores = self._scores(question, mentioned)
-        column_scores: dict[str, list[float]] = defaultdict(list)
-        for (table, column), score in scores.items():
-            if column:
-                column_scores[table].append(score)
-        table_scores = {}
-        for table in self._keys:
-            table_scores[table] = scores[table, ""] + sum(sorted(column_scores[table])[-BEST:])
+        table_scores = self._table_scores(scores)
+        columns = [item for item in self._items if item[1]]
+        columns.sort(key=lambda item: -table_scores[item[0]] - 2 * scores[item])
 
         chosen: dict[str, set[str]] = {}
         budget = tokens * self._units
-        columns = [item for item in self._items if item[1]]
-        columns.sort(key=lambda item: -table_scores[item[0]] - 2 * scores[item])
         for table, column in columns:
             if table not in chosen:
                 for name in (table, *self._bridge(table, chosen, table_scores)):
-                    if self._size[name, ""] <= budget:
-                        budget -= self._size[name, ""]
+                    size = self._size[name, ""]
+                    if size <= budget:
+                        budget -= size
                         chosen[name] = set(self._keys[name])
             is_missing = table in chosen and column not in chosen[table]
-            if is_missing and self._size[table, column] <= budget:
-                budget -= self._size[table, column]
+            size = self._size[table, column]
+            if is_missing and size <= budget:
+                budget -= size
                 chosen[table].add(column)
         pairs = set()
         for table, names in chosen.items():
             pairs |= {(table, name) for name in names}
         return SchemaItems(frozenset(chosen), frozenset(pairs))
 
+    def _table_scores(self, scores: Mapping[Item, float]) -> dict[str, float]:
+        """The score of each table: its own, and those of its best columns."""
+        column_scores: dict[str, list[float]] = defaultdict(list)
+        for (table, column), score in scores.items():
+            if column:
+                column_scores[table].append(score)
+        table_scores = {}
+        for table in self._keys:
+            best = sorted(column_scores[table])[-BEST:]
+            table_scores[table] = scores.get((table, ""), 0.0) + sum(best)
+        return table_scores
+
     def _scores(self, question: str, mentioned: Iterable[tuple[str, str]]) -> defaultdict[Item, float]:
         """The scores of tables and columns for a question, 0 for those without a match."""
         scores: defaultdict[Item, float] = defaultdict(float)
-        words = [word for word in map(str.lower, _name_words(question)) if word not in STOP]
-        words += [first + second for first, second in itertools.pairwise(words)]  # "grade point": gradepoint
-        if words:
+        words = [word.lower() for word in _name_words(question)]
+        words = [word for word in words if word not in STOP]
+        compounds = [first + second for first, second in itertools.pairwise(words)]  # "grade point": gradepoint
+        terms = [f'"{word}"' for word in dict.fromkeys((*words, *compounds))]
+        if terms:
             query = f"SELECT rowid, bm25(searched, {WEIGHTS}) FROM searched WHERE searched MATCH ?"
-            match = " OR ".join(f'"{word}"' for word in dict.fromkeys(words))
-            for row, rank in self._index.execute(query, (match,)):
+            for row, rank in self._index.execute(query, (" OR ".join(terms),)):
                 scores[self._items[row - 1]] -= rank  # BM25's better ranks are lower
         for table, column in mentioned:
             scores[table.lower(), column.lower()] += VALUE_SCORE
@@ -137,13 +159,14 @@ class SchemaFilter:
         """The table that joins another one with the chosen ones; [] if none can, or none must."""
         if not chosen or self._neighbours[table] & chosen.keys():
             return []
-        between = []
+        candidates = []
         for name in self._neighbours[table]:
-            if name not in chosen and self._neighbours[name] & chosen.keys():
-                between.append(name)
-        if not between:
+            is_joined = bool(self._neighbours[name] & chosen.keys())
+            if name not in chosen and is_joined:
+                candidates.append(name)
+        if not candidates:
             return []
-        return [max(between, key=lambda name: (table_scores[name], name))]
+        return [max(candidates, key=lambda name: (table_scores[name], name))]
 
 
 _filter_of = functools.lru_cache(maxsize=8)(SchemaFilter)
@@ -161,11 +184,13 @@ def link_locally(
     linked = []
     for example in examples:
         schema = schemas(example.database)
-        ranked = _filter_of(schema, is_brief)
-        if ranked.fits(tokens):
-            linked.append(example if key == FITTED else with_linked_schema(example, None, schema))
-            continue
-        mentioned = [(table, column) for table, column, _ in example.prompt_context.values or ()]
-        items = ranked.choose(f"{example.in_context((' ', ' '))} {example.evidence}", tokens, mentioned)
-        linked.append(with_linked_schema(example, items, schema, key))
+        schema_filter = _filter_of(schema, is_brief)
+        if not schema_filter.fits(tokens):
+            mentioned = [(table, column) for table, column, _ in example.prompt_context.values or ()]
+            text = f"{example.in_context((' ', ' '))} {example.evidence}"
+            items = schema_filter.choose(text, tokens, mentioned)
+            example = with_linked_schema(example, items, schema, key)
+        elif key != FITTED:
+            example = with_linked_schema(example, None, schema)
+        linked.append(example)
     return linked
