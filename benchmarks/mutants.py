@@ -1070,7 +1070,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "rewards/panel.py::_payments": [
             Fault("the first turn paid", "[0.0] * (n_turns - 1) + [paid]", "[paid] + [0.0] * (n_turns - 1)"),
         ],
-        "rewards/outcome.py::levels": [
+        "rewards/outcome.py::_measured_levels": [
             Fault("the level of a failed worker cached", 'if level != "extra":  # which', "if True:  # which"),
         ],
     },

@@ -11,10 +11,11 @@ from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import Schema
 
 Schemas = Callable[[Database], Schema]
+GoldQuery = tuple[str, EngineName]  # the text of a gold query, and the engine that reads it
 # Caches of what gold queries come to, for the life of the process. An answer that may be a failure of the worker is not
 # kept.
 _GOLD_ITEMS: dict[tuple[Database, str], tuple[Schema, SchemaItems]] = {}
-_GOLD_LEVELS: dict[tuple[str, EngineName], Hardness] = {}
+_GOLD_LEVELS: dict[GoldQuery, Hardness] = {}
 MAX_CACHED_GOLD = 50_000  # gold queries in a cache; beyond them it is emptied
 
 
@@ -91,27 +92,33 @@ def make_outcomes(
 def levels(examples: Iterable[Example]) -> dict[str, Hardness]:
     """Each example's level, by its id; if it has none, its gold SQL's."""
     by_id = {example.id: example for example in examples}
-    query_of: dict[str, tuple[str, EngineName]] = {}  # the gold SQL to measure, by example id
+    query_of: dict[str, GoldQuery] = {}  # the gold SQL to measure, by example id
     for id, example in by_id.items():
         if example.hardness is None:
-            query_of[id] = example.gold_sql, analyst.reading(example.database)
-    measured: dict[tuple[str, EngineName], Hardness] = {}
-    new: set[tuple[str, EngineName]] = set()
-    for query in query_of.values():
+            query_of[id] = (example.gold_sql, analyst.reading(example.database))
+    measured = _measured_levels(set(query_of.values()))
+    return {id: example.hardness or measured[query_of[id]] for id, example in by_id.items()}
+
+
+def _measured_levels(queries: Collection[GoldQuery]) -> dict[GoldQuery, Hardness]:
+    """The levels of gold queries, from the cache or by the analyst."""
+    measured: dict[GoldQuery, Hardness] = {}
+    new: list[GoldQuery] = []
+    for query in sorted(queries):
         cached = _GOLD_LEVELS.get(query)  # Another thread may empty the cache at any moment.
         if cached is None:
-            new.add(query)
+            new.append(query)
         else:
             measured[query] = cached
-    if new:
-        if len(_GOLD_LEVELS) > MAX_CACHED_GOLD:
-            _GOLD_LEVELS.clear()
-        in_order = sorted(new)
-        for query, level in zip(in_order, analyst.hardness(in_order), strict=True):
-            measured[query] = level
-            if level != "extra":  # which a worker that failed gives, too
-                _GOLD_LEVELS[query] = level
-    return {id: example.hardness or measured[query_of[id]] for id, example in by_id.items()}
+    if not new:
+        return measured
+    if len(_GOLD_LEVELS) > MAX_CACHED_GOLD:
+        _GOLD_LEVELS.clear()
+    for query, level in zip(new, analyst.hardness(new), strict=True):
+        measured[query] = level
+        if level != "extra":  # which a worker that failed gives, too
+            _GOLD_LEVELS[query] = level
+    return measured
 
 
 @dataclass
@@ -132,8 +139,9 @@ class Analysis:
                 gold[pair.database, pair.gold_sql] = None
             if predicted and pair.predicted_sql:
                 answers[pair.database, pair.predicted_sql] = None
+        queries = list(gold | answers)
         schema_of: dict[Database, Schema] = {}
-        for database, _ in (*gold, *answers):
+        for database, _ in queries:
             if database not in schema_of:
                 schema_of[database] = self.schemas(database)
         for query in gold:
@@ -141,14 +149,14 @@ class Analysis:
             if cached is not None and cached[0] == schema_of[query[0]]:
                 self._items[query] = cached[1]
 
-        new = [query for query in dict.fromkeys((*gold, *answers)) if query not in self._items]
+        new = [query for query in queries if query not in self._items]
         requests = [(sql, schema_of[database], analyst.reading(database)) for database, sql in new]
         if len(_GOLD_ITEMS) > MAX_CACHED_GOLD:
             _GOLD_ITEMS.clear()
         for query, items in zip(new, analyst.schema_items(requests), strict=True):
             self._items[query] = items
             if query in gold and items is not None:
-                _GOLD_ITEMS[query] = schema_of[query[0]], items
+                _GOLD_ITEMS[query] = (schema_of[query[0]], items)
 
     def items(self, sql: str | None, database: Database) -> SchemaItems | None:
         """Tables and columns of a query that was parsed; None without a query, or if it does not parse."""

@@ -42,8 +42,10 @@ _GRADE = re.compile(r"\s*(\d{1,3}(?:\.\d{1,6})?)\s*", re.ASCII)
 def endpoint_of(terms: Sequence[RewardTerm]) -> str | None:
     """The endpoint that a panel's judge term asks; None for a program, and if the term weighs nothing."""
     for term in terms:
+        if term.term != "judge" or not term.weight:
+            continue
         name = str(term.options.get("by", STATIC))
-        if term.term == "judge" and term.weight and name != STATIC:
+        if name != STATIC:
             return name
     return None
 
@@ -58,9 +60,11 @@ def messages(example: Example, predicted: str, scale: float = 2.0, predicted_fir
     queries = [("Reference query", example.gold_sql), ("Predicted query", predicted)]
     if predicted_first:
         queries.reverse()
-    sections = [("Question", example.in_context()), ("Hint", example.evidence or "none"), *queries]
-    case = under_headings(sections)
-    return (("system", RUBRIC.format(scale=scale)), ("user", case))
+    question = ("Question", example.in_context())
+    hint = ("Hint", example.evidence or "none")
+    case = under_headings([question, hint, *queries])
+    instructions = RUBRIC.format(scale=scale)
+    return (("system", instructions), ("user", case))
 
 
 def read_grade(text: str | None, scale: float = 2.0) -> float | None:
@@ -83,14 +87,13 @@ def grade(
     does not answer the same question without the text either.
     """
     cases = [_case(outcome) for outcome in outcomes]
-    unique = sorted({case for case in cases if case is not None})
-    grades, n_unanswered = _grades(unique, examples, ask, scale)
+    distinct = {case for case in cases if case is not None}
+    grades, n_unanswered = _grades(sorted(distinct), examples, ask, scale)
     graded = []
     for outcome, case in zip(outcomes, cases, strict=True):
-        if case is None:
-            graded.append(outcome)
-        else:
-            graded.append(dataclasses.replace(outcome, judge=grades.get(case), broken=case not in grades))
+        if case is not None:
+            outcome = dataclasses.replace(outcome, judge=grades.get(case), broken=case not in grades)
+        graded.append(outcome)
     return graded, n_unanswered
 
 
@@ -110,15 +113,15 @@ def _grades(
 ) -> tuple[dict[Case, float], int]:
     """The grades of the cases that have one, and the number of those whose SQL no judge answered, only the question."""
 
-    def prompts(asked: Sequence[Case]) -> list[Messages]:
-        return [messages(examples[example_id], sql, scale) for example_id, sql in asked]
+    def prompts(cases: Sequence[Case]) -> list[Messages]:
+        return [messages(examples[example_id], sql, scale) for example_id, sql in cases]
 
-    grades: dict[Case, float] = {}
-    failed: list[Case] = []
     try:
         answers = ask(prompts(cases))
     except (BoundaryError, RecipeError):  # all failed: by their texts, or by the endpoint
         answers = [None] * len(cases)
+    grades: dict[Case, float] = {}
+    failed: list[Case] = []
     for case, answer in zip(cases, answers, strict=True):
         if answer is None:
             failed.append(case)
@@ -131,7 +134,8 @@ def _grades(
     again: list[Case] = []
     for example_id, sql in failed:
         n_kept = min(len(sql) // 2, MAX_SHORTENED)
-        again += [(example_id, sql[:n_kept]), (example_id, "")]
+        again.append((example_id, sql[:n_kept]))
+        again.append((example_id, ""))
     answers = ask(prompts(again))
     n_unanswered = 0
     for case, shortened, without in zip(failed, answers[::2], answers[1::2], strict=True):
@@ -154,33 +158,37 @@ class Rubric:
 
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
         names = [term.term for term in terms]
+        tracks = [term.track for term in terms]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise RecipeError(f"reward term {twice[0]!r} is named twice", "Give it one weight")
-        if not any(term.track == "full" for term in terms):
+        if "full" not in tracks:
             raise RecipeError("the recipe has no reward term on the full track", "Add one under rewards:")
-        self.terms = tuple(terms)
-        self.reads: frozenset[str] = frozenset().union(*(REWARDS[name].reads for name in names))
-        unknown = sorted(self.reads - ANALYSES)
+        reads: set[str] = set()
+        for name in names:
+            reads.update(REWARDS[name].reads)
+        unknown = sorted(reads - ANALYSES)
         if unknown:
             raise RecipeError(f"a reward term reads {', '.join(unknown)}", f"There are: {', '.join(sorted(ANALYSES))}")
-        self.tracks: tuple[str, ...] = tuple(dict.fromkeys(("full", *(term.track for term in terms))))
+        self.terms = tuple(terms)
+        self.reads = frozenset(reads)
+        self.tracks: tuple[str, ...] = tuple(dict.fromkeys(("full", *tracks)))
 
     def score(self, outcome: Outcome) -> Rewards:
         """The rewards of an outcome. An author's term that fails is named with the line of its file."""
         if outcome.broken:
             raise ValueError(f"a broken episode of {outcome.example_id!r} cannot be scored")
-        # Each term has a list of values before its weight; a term for the whole episode pays the last turn.
-        payments = {term.term: _payments(term, outcome) for term in self.terms}
-        by_term = {name: sum(values) for name, values in payments.items()}
+        by_term: dict[str, float] = {}
         by_track: dict[str, float] = dict.fromkeys(self.tracks, 0.0)
         weighted: list[list[float]] = []  # the full track's terms, each turn by turn
         for term in self.terms:
+            payments = _payments(term, outcome)
+            by_term[term.term] = sum(payments)
             by_track[term.track] += term.weight * by_term[term.term]
             if term.track == "full":
-                weighted.append([term.weight * value for value in payments[term.term]])
-        by_turn = tuple(sum(values) for values in zip(*weighted, strict=True))
-        return Rewards(by_track["full"], by_term, by_track, by_turn)
+                weighted.append([term.weight * value for value in payments])
+        by_turn = [sum(values) for values in zip(*weighted, strict=True)]
+        return Rewards(by_track["full"], by_term, by_track, tuple(by_turn))
 
     def margin(self) -> float | None:
         """Least reward of a right answer less the greatest of a wrong one, on the full track.
@@ -201,7 +209,10 @@ class Rubric:
 
 
 def _payments(term: RewardTerm, outcome: Outcome) -> list[float]:
-    """A term's payment for each turn, before its weight; RecipeError if the function of a plug-in fails."""
+    """A term's payment for each turn, before its weight; RecipeError if the function of a plug-in fails.
+
+    A term for the whole episode pays the last turn.
+    """
     entry = REWARDS[term.term]
     options = term.options
     if term.term == "judge" and not term.weight:  # it is never asked: the program's grade stands in its place
@@ -217,16 +228,25 @@ def _payments(term: RewardTerm, outcome: Outcome) -> list[float]:
         if not all(map(math.isfinite, values)):  # NaN would leave the episode out of its group, unseen
             raise ValueError(f"it pays {sum(values)}, which is no finite number")
     except Exception as error:
-        code = getattr(inspect.unwrap(entry.pay), "__code__", None)
-        file = "its plug-in" if code is None else str(code.co_filename)
+        file = _file_of(entry.pay)
         is_ours = Path(file).parent == Path(__file__).parent
         if is_ours or isinstance(error, SqltrainError):
             raise  # an author reads one line, but a fault of ours needs its traceback
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == file]
-        spot = f"{file}, line {lines[-1]}" if lines else file
         raise RecipeError(
             f"reward term {term.term!r} fails on question {outcome.example_id}: {type(error).__name__}: {error}",
-            f"Look at {spot}.",
+            f"Look at {_line_of(error, file)}.",
         ) from error
     return values
+
+
+def _file_of(function: Callable[..., object]) -> str:
+    """The file that defines a function; a word for one without code of its own."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "its plug-in" if code is None else str(code.co_filename)
+
+
+def _line_of(error: Exception, file: str) -> str:
+    """The file, with the line of it that an error came through last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    return f"{file}, line {lines[-1]}" if lines else file

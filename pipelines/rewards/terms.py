@@ -57,7 +57,9 @@ def schema(outcome: Outcome) -> float:
     """Jaccard similarity of the queries' tables and columns (SQL-Trail, equation 10); 0 if one does not parse."""
     if outcome.predicted_schema is None or outcome.gold_items is None:
         return 0.0
-    return jaccard(table_and_column_set(outcome.predicted_schema), table_and_column_set(outcome.gold_items))
+    predicted = table_and_column_set(outcome.predicted_schema)
+    gold = table_and_column_set(outcome.gold_items)
+    return jaccard(predicted, gold)
 
 
 @reward("format", wrong=(0.0, 1.0), right=(0.0, 1.0), reads=())
@@ -97,10 +99,11 @@ def static_grade(outcome: Outcome) -> float:
 @reward("turn_faults", by_turn=True, reads=())
 def turn_faults(outcome: Outcome, cost: float = 0.1) -> list[float]:
     """-0.1 for each turn that is malformed or whose SQL fails, the answer's included, paid for that turn (no paper)."""
-    if not outcome.trajectory.turns:
+    trajectory = outcome.trajectory
+    if not trajectory.turns:
         return [0.0]
-    faulty = [turn.action.format_error is not None or not _ran_well(turn) for turn in outcome.trajectory.turns]
-    if outcome.trajectory.final_sql is not None and not outcome.executable:
+    faulty = [turn.action.format_error is not None or not _ran_well(turn) for turn in trajectory.turns]
+    if trajectory.final_sql is not None and not outcome.executable:
         faulty[-1] = True  # no turn has run it: else an answer would cost less than a query that tries it
     return [-cost if is_faulty else 0.0 for is_faulty in faulty]
 
