@@ -3,6 +3,7 @@
 import html
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -125,7 +126,8 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
         return [low]
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+    candidates = [factor * power for factor in (1, 2, 2.5, 5, 10)]
+    step = next(candidate for candidate in candidates if candidate >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(index * step, 12) for index in range(first, last + 1)]
@@ -143,7 +145,9 @@ def around(values: Sequence[float]) -> tuple[float, float]:
     step = high - low
     if len(marks) > 1:
         step = marks[1] - marks[0]
-    return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return first * step, last * step
 
 
 def canvas(width: float, height: float, label: str, *children: Child, class_: str = "") -> Html:
@@ -167,7 +171,14 @@ def text(x: float, y: float, words: str, class_: str = "", anchor: str = "start"
 
 def segment(start: Position, end: Position, class_: str) -> Html:
     """A straight line between two points."""
-    return tag("line", x1=start[0], x2=end[0], y1=start[1], y2=end[1], class_=class_)
+    x1, y1 = start
+    x2, y2 = end
+    return tag("line", x1=x1, x2=x2, y1=y1, y2=y2, class_=class_)
+
+
+def horizontal(left: float, right: float, y: float, class_: str) -> Html:
+    """A line from left to right."""
+    return segment((left, y), (right, y), class_)
 
 
 def grid_y(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[float], str]) -> Html:
@@ -175,7 +186,7 @@ def grid_y(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[f
     lines = []
     for mark in marks:
         y = scale(mark)
-        lines.append(segment((frame.left, y), (frame.right, y), "grid"))
+        lines.append(horizontal(frame.left, frame.right, y, "grid"))
         lines.append(text(frame.left - 6, y + 3.5, show(mark), "tick", "end"))
     return tag("g", lines)
 
@@ -191,9 +202,10 @@ def grid_x(scale: Scale, frame: Frame, marks: Iterable[float]) -> list[Html]:
 
 def axis_x(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[float], str], label: str) -> Html:
     """Values under the plot, and their label."""
-    axis = [segment((frame.left, frame.bottom), (frame.right, frame.bottom), "axis")]
+    axis = [horizontal(frame.left, frame.right, frame.bottom, "axis")]
     for mark in marks:
-        axis.append(text(scale(mark), frame.bottom + 15, show(mark), "tick", "middle"))
+        x = scale(mark)
+        axis.append(text(x, frame.bottom + 15, show(mark), "tick", "middle"))
     if label:
         axis.append(text(frame.right, frame.bottom + 30, label, "axis-label", "end"))
     return tag("g", axis)
@@ -210,19 +222,22 @@ def marker(x: float, y: float, style: int, tip: str = "", size: float = 4.5) -> 
         return tag("circle", cx=x, cy=y, r=size, class_=class_, data_tip=data_tip)
     if shape in (1, 5):
         side = size * 1.75
-        return tag("rect", x=x - side / 2, y=y - side / 2, width=side, height=side, class_=class_, data_tip=data_tip)
+        left = x - side / 2
+        top = y - side / 2
+        return tag("rect", x=left, y=top, width=side, height=side, class_=class_, data_tip=data_tip)
     reach = size * 1.3
+    peak = (x, y - reach)
     if shape == 2:
-        corners = [(0, -reach), (reach, 0), (0, reach), (-reach, 0)]
+        corners = [peak, (x + reach, y), (x, y + reach), (x - reach, y)]
     else:
-        corners = [(0, -reach), (reach, size), (-reach, size)]
-    outline = _closed_path([(x + dx, y + dy) for dx, dy in corners])
-    return tag("path", d=outline, class_=class_, data_tip=data_tip)
+        corners = [peak, (x + reach, y + size), (x - reach, y + size)]
+    return tag("path", d=_closed_path(corners), class_=class_, data_tip=data_tip)
 
 
 def polyline(points: Sequence[Position], class_: str) -> Html:
     """A line through points."""
-    return tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), class_=class_)
+    positions = [f"{x:.1f},{y:.1f}" for x, y in points]
+    return tag("polyline", points=" ".join(positions), class_=class_)
 
 
 def band(upper: Sequence[Position], lower: Sequence[Position], class_: str) -> Html:
@@ -231,7 +246,8 @@ def band(upper: Sequence[Position], lower: Sequence[Position], class_: str) -> H
 
 
 def _closed_path(corners: Sequence[Position]) -> str:
-    return "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in corners) + " Z"
+    positions = [f"{x:.1f} {y:.1f}" for x, y in corners]
+    return f"M{' L'.join(positions)} Z"
 
 
 # Sizes are in pixels.
@@ -286,7 +302,7 @@ def forest(groups: Sequence[Group], label: str) -> Html:
     """Shares with their intervals, group by group: dot and whisker, and the figures beside them."""
     longest_label = max((len(group.label) for group in groups), default=0)
     left = max(170.0, min(400.0, 16 + 7.6 * longest_label))
-    height = sum(len(group.rows) * ROW_HEIGHT + GROUP_GAP for group in groups) + 24
+    height = _height_of_rows([len(group.rows) for group in groups], ROW_HEIGHT) + 24
     frame = Frame(left, 4, FIGURES_LEFT, height - 24)
     scale = Scale(0, 1, frame.left, frame.right)
     drawing = grid_x(scale, frame, PERCENTS)
@@ -304,6 +320,11 @@ def forest(groups: Sequence[Group], label: str) -> Html:
     return canvas(WIDE, height, label, drawing, class_="wide")
 
 
+def _height_of_rows(sizes: Iterable[int], row_height: float) -> float:
+    """The height of groups of so many rows each, with the gaps between them."""
+    return sum(size * row_height + GROUP_GAP for size in sizes)
+
+
 def _forest_row(row: ChartRow, y: float, scale: Scale) -> Html:
     estimate = row.estimate
     if estimate is None:
@@ -311,10 +332,11 @@ def _forest_row(row: ChartRow, y: float, scale: Scale) -> Html:
     percent = formats.percent(estimate.value)
     interval = formats.interval(estimate)
     tip = f"{row.name}: {percent} % {interval}, n = {estimate.n}, {estimate.method}"
-    whisker = _styled("whisker", row.style)
+    low = scale(estimate.low)
+    high = scale(estimate.high)
     return tag(
         "g",
-        segment((scale(estimate.low), y), (scale(estimate.high), y), whisker),
+        horizontal(low, high, y, _styled("whisker", row.style)),
         marker(scale(estimate.value), y, row.style, tip),
         text(FIGURE_END, y + 4, percent, "value", "end"),
         text(WIDE, y + 4, interval, "bounds", "end"),
@@ -322,7 +344,8 @@ def _forest_row(row: ChartRow, y: float, scale: Scale) -> Html:
 
 
 def _percent_on_axis(share: float) -> str:
-    return f"{_whole_percent(share)} %" if share == 1 else _whole_percent(share)
+    percent = _whole_percent(share)
+    return f"{percent} %" if share == 1 else percent
 
 
 def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) -> Html:
@@ -330,30 +353,38 @@ def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) 
     width = 336.0
     height = 236.0
     frame = Frame(34, 12, width - 12, height - 40)
-    ks = sorted({point.x for line in series for point in line.points})
+    distinct_ks: set[float] = set()
+    for line in series:
+        distinct_ks |= {point.x for point in line.points}
+    ks = sorted(distinct_ks)
     across = Scale(ks[0], ks[-1], frame.left + 8, frame.right - 8, log2=True)
     up = Scale(low, high, frame.bottom, frame.top)
     drawing = [grid_y(up, frame, ticks(low, high), _whole_percent)]
     for line in series:
-        middle = []
-        lower = []
-        upper = []
-        markers = []
-        for point in line.points:
-            x = across(point.x)
-            y = up(point.y)
-            middle.append((x, y))
-            if point.low is not None and point.high is not None:
-                lower.append((x, up(max(point.low, low))))
-                upper.append((x, up(min(point.high, high))))
-            bounds = f"[{formats.percent(point.low)}, {formats.percent(point.high)}]"
-            tip = f"{line.name}, k = {point.x:g}: {formats.percent(point.y)} % {bounds}"
-            markers.append(marker(x, y, line.style, tip, 3.6))
-        drawing.append(band(upper, lower, _styled("band", line.style)))
-        drawing.append(polyline(middle, _styled("line", line.style)))
-        drawing += markers
+        drawing += _line_over_k(line, across, up)
     drawing.append(axis_x(across, frame, ks, lambda k: f"{k:g}", "samples k"))
     return canvas(width, height, title, drawing)
+
+
+def _line_over_k(line: Series, across: Scale, up: Scale) -> list[Html]:
+    """A system's line with its band and its marks."""
+    middle = []
+    lower = []
+    upper = []
+    markers = []
+    for point in line.points:
+        x = across(point.x)
+        y = up(point.y)
+        middle.append((x, y))
+        if point.low is not None and point.high is not None:
+            lower.append((x, up(max(point.low, up.low))))
+            upper.append((x, up(min(point.high, up.high))))
+        bounds = f"[{formats.percent(point.low)}, {formats.percent(point.high)}]"
+        tip = f"{line.name}, k = {point.x:g}: {formats.percent(point.y)} % {bounds}"
+        markers.append(marker(x, y, line.style, tip, 3.6))
+    interval = band(upper, lower, _styled("band", line.style))
+    curve = polyline(middle, _styled("line", line.style))
+    return [interval, curve, *markers]
 
 
 def _styled(kind: str, style: int) -> str:
@@ -366,8 +397,8 @@ def training_curve(values: Sequence[tuple[float, float]], name: str, style: int)
     width = 246.0
     height = 138.0
     frame = Frame(40, 10, width - 44, height - 26)
-    first_step = values[0][0]
-    last_step = values[-1][0]
+    first_step, first_value = values[0]
+    last_step, _ = values[-1]
     low, high = around([value for _, value in values])
     across = Scale(first_step, last_step, frame.left, frame.right)
     up = Scale(low, high, frame.bottom, frame.top)
@@ -375,7 +406,8 @@ def training_curve(values: Sequence[tuple[float, float]], name: str, style: int)
     every_step = [(across(step), up(value)) for step, value in values]
     averages = [(across(step), up(value)) for step, value in smooth]
     end_x, end_y = averages[-1]
-    last = formats.compact(smooth[-1][1])
+    _, last_average = smooth[-1]
+    last = formats.compact(last_average)
     drawing = [
         grid_y(up, frame, ticks(low, high, 3), formats.compact),
         polyline(every_step, _styled("line faint", style)),
@@ -384,7 +416,7 @@ def training_curve(values: Sequence[tuple[float, float]], name: str, style: int)
         text(end_x + 6, end_y + 4, last, "end-value"),
         axis_x(across, frame, [first_step, last_step], lambda step: f"{step:g}", ""),
     ]
-    label = f"{name} by step: from {formats.compact(values[0][1])} to {last}"
+    label = f"{name} by step: from {formats.compact(first_value)} to {last}"
     return canvas(width, height, label, drawing)
 
 
@@ -397,62 +429,101 @@ class Bar(NamedTuple):
     share: float  # share of the system's total, in [0, 1]
 
 
-def bars(groups: Sequence[tuple[str, str, Sequence[Bar]]], label: str) -> Html:
-    """Counts side by side, group by group: (label, note, bars)."""
+class BarGroup(NamedTuple):
+    """Counts that belong together: one error class."""
+
+    label: str
+    note: str
+    bars: Sequence[Bar]
+
+
+class TurnsRow(NamedTuple):
+    """One system's turns in a group."""
+
+    style: int
+    name: str
+    mean: float
+    p95: float  # 95th percentile
+
+
+class TurnsGroup(NamedTuple):
+    """Turns that belong together: one hardness level."""
+
+    label: str
+    rows: Sequence[TurnsRow]
+
+
+def bars(groups: Sequence[BarGroup], label: str) -> Html:
+    """Counts side by side, group by group."""
     left = 230.0
-    height = sum(len(members) * BAR_HEIGHT + GROUP_GAP for _, _, members in groups) + 6
-    highest = max((bar.number for _, _, members in groups for bar in members), default=0)
-    scale = Scale(0, highest or 1, left, WIDE - 120)
+    height = _height_of_rows([len(group.bars) for group in groups], BAR_HEIGHT) + 6
+    counts = [0]
+    for group in groups:
+        counts += [bar.number for bar in group.bars]
+    scale = Scale(0, max(counts) or 1, left, WIDE - 120)
     drawing = [segment((left, 2), (left, height - 4), "axis")]
     y = 8.0
-    for name, note, members in groups:
-        middle = y + len(members) * BAR_HEIGHT / 2
-        drawing.append(text(0, middle, name, "row-label"))
-        drawing.append(text(0, middle + 15, note, "row-note"))
-        for bar in members:
-            end = scale(bar.number)
-            share = f"{formats.percent(bar.share)} %"
-            drawing.append(
-                tag(
-                    "rect",
-                    x=left,
-                    y=y + 2,
-                    width=max(end - left, 0.5),
-                    height=BAR_HEIGHT - 5,
-                    rx=2,
-                    class_=_styled("bar", bar.style),
-                    data_tip=f"{bar.name}: {bar.number} ({share} of its wrong answers)",
-                )
-            )
-            words = f"{formats.count(bar.number)}  ·  {share}"
-            drawing.append(text(end + 8, y + BAR_HEIGHT / 2 + 3.5, words, "bounds"))
+    for group in groups:
+        middle = y + len(group.bars) * BAR_HEIGHT / 2
+        drawing.append(text(0, middle, group.label, "row-label"))
+        drawing.append(text(0, middle + 15, group.note, "row-note"))
+        for bar in group.bars:
+            drawing += _bar_row(bar, y, scale)
             y += BAR_HEIGHT
         y += GROUP_GAP
     return canvas(WIDE, height, label, drawing, class_="wide")
 
 
-def turns(groups: Sequence[tuple[str, Sequence[tuple[int, str, float, float]]]], label: str) -> Html:
-    """Mean turns group by group, as dots whose tail ends at the 95th percentile: (style, system, mean, 95th)."""
-    height = sum(len(members) * ROW_HEIGHT + GROUP_GAP for _, members in groups) + 38
+def _bar_row(bar: Bar, y: float, scale: Scale) -> list[Html]:
+    """A bar, and its count and share beside it."""
+    end = scale(bar.number)
+    share = f"{formats.percent(bar.share)} %"
+    rectangle = tag(
+        "rect",
+        x=scale.start,
+        y=y + 2,
+        width=max(end - scale.start, 0.5),
+        height=BAR_HEIGHT - 5,
+        rx=2,
+        class_=_styled("bar", bar.style),
+        data_tip=f"{bar.name}: {bar.number} ({share} of its wrong answers)",
+    )
+    words = f"{formats.count(bar.number)}  ·  {share}"
+    return [rectangle, text(end + 8, y + BAR_HEIGHT / 2 + 3.5, words, "bounds")]
+
+
+def turns(groups: Sequence[TurnsGroup], label: str) -> Html:
+    """Mean turns group by group, as dots whose tail ends at the 95th percentile."""
+    height = _height_of_rows([len(group.rows) for group in groups], ROW_HEIGHT) + 38
     frame = Frame(170.0, 4, FIGURES_LEFT, height - 38)
-    longest = max((p95 for _, members in groups for _, _, _, p95 in members), default=1.0)
-    scale = Scale(0, max(longest, 1.0), frame.left, frame.right)
+    longest = 1.0
+    for group in groups:
+        longest = max([longest, *(row.p95 for row in group.rows)])
+    scale = Scale(0, longest, frame.left, frame.right)
     marks = ticks(0, scale.high, 5)
     drawing = grid_x(scale, frame, marks)
     y = frame.top + GROUP_GAP / 2
-    for name, members in groups:
-        drawing.append(text(0, y + len(members) * ROW_HEIGHT / 2 + 4, name, "row-label"))
-        for style, system, mean, p95 in members:
-            middle = y + ROW_HEIGHT / 2
-            tip = f"{system}: {mean:.2f} turns on average, 95 % take at most {p95:g}"
-            drawing.append(segment((scale(mean), middle), (scale(p95), middle), _styled("tail", style)))
-            drawing.append(marker(scale(mean), middle, style, tip))
-            drawing.append(text(FIGURE_END, middle + 4, f"{mean:.2f}", "value", "end"))
-            drawing.append(text(WIDE, middle + 4, f"95 % ≤ {p95:g}", "bounds", "end"))
+    for group in groups:
+        label_y = y + len(group.rows) * ROW_HEIGHT / 2 + 4
+        drawing.append(text(0, label_y, group.label, "row-label"))
+        for row in group.rows:
+            drawing += _turns_row(row, y + ROW_HEIGHT / 2, scale)
             y += ROW_HEIGHT
         y += GROUP_GAP
     drawing.append(axis_x(scale, frame, marks, lambda mark: f"{mark:g}", "turns"))
     return canvas(WIDE, height, label, drawing, class_="wide")
+
+
+def _turns_row(row: TurnsRow, y: float, scale: Scale) -> list[Html]:
+    """A system's dot and tail, and its figures beside them."""
+    mean = scale(row.mean)
+    tip = f"{row.name}: {row.mean:.2f} turns on average, 95 % take at most {row.p95:g}"
+    return [
+        horizontal(mean, scale(row.p95), y, _styled("tail", row.style)),
+        marker(mean, y, row.style, tip),
+        text(FIGURE_END, y + 4, f"{row.mean:.2f}", "value", "end"),
+        text(WIDE, y + 4, f"95 % ≤ {row.p95:g}", "bounds", "end"),
+    ]
 
 
 def histogram(rates: Sequence[float], label: str) -> Html:
@@ -462,7 +533,8 @@ def histogram(rates: Sequence[float], label: str) -> Html:
     frame = Frame(44, 18, width - 8, height - 38)
     counts = _counts_by_rate(rates)
     last = len(counts) - 1
-    _, top_of_axis = around([0, max(number for _, number in counts)])
+    highest = max(number for _, number in counts)
+    _, top_of_axis = around([0, highest])
     up = Scale(0, top_of_axis, frame.bottom, frame.top)
     slot = (frame.right - frame.left) / len(counts)
     drawing = [grid_y(up, frame, ticks(0, up.high), formats.count)]
@@ -473,32 +545,31 @@ def histogram(rates: Sequence[float], label: str) -> Html:
         classes = "bar s1"
         if index in (0, last):
             classes += " edge"
-        drawing.append(
-            tag(
-                "rect",
-                rx=2,
-                class_=classes,
-                data_tip=f"pass rate {name}: {number} questions",
-                x=left + slot * 0.12,
-                y=top,
-                width=slot * 0.76,
-                height=frame.bottom - top,
-            )
+        rectangle = tag(
+            "rect",
+            rx=2,
+            class_=classes,
+            data_tip=f"pass rate {name}: {number} questions",
+            x=left + slot * 0.12,
+            y=top,
+            width=slot * 0.76,
+            height=frame.bottom - top,
         )
+        drawing.append(rectangle)
         drawing.append(text(middle, top - 5, formats.count(number), "end-value", "middle"))
         drawing.append(text(middle, frame.bottom + 15, name, "tick", "middle"))
-    drawing.append(segment((frame.left, frame.bottom), (frame.right, frame.bottom), "axis"))
+    drawing.append(horizontal(frame.left, frame.right, frame.bottom, "axis"))
     drawing.append(text(frame.right, frame.bottom + 32, "pass rate of the policy after SFT", "axis-label", "end"))
     return canvas(width, height, label, drawing)
 
 
 def _counts_by_rate(rates: Sequence[float]) -> list[tuple[str, int]]:
     """The bars of a histogram, from left to right: (name, number of questions)."""
-    distinct = sorted(set(rates))
-    if len(distinct) <= BINS:
-        return [(f"{rate:.2g}", rates.count(rate)) for rate in distinct]
-    bins = [min(int(rate * BINS), BINS - 1) for rate in rates]
-    return [(f"{index / BINS:.2f}+", bins.count(index)) for index in range(BINS)]
+    counts = Counter(rates)
+    if len(counts) <= BINS:
+        return [(f"{rate:.2g}", counts[rate]) for rate in sorted(counts)]
+    bins = Counter(min(int(rate * BINS), BINS - 1) for rate in rates)
+    return [(f"{index / BINS:.2f}+", bins[index]) for index in range(BINS)]
 
 
 class Dot(NamedTuple):
@@ -517,18 +588,21 @@ def cloud(dots: Sequence[Dot], unit: str) -> Html:
     width = 500.0
     height = 280.0
     frame = Frame(38, 10, width - 14, height - 40)
-    _, highest_cost = around([0, *(dot.x for dot in dots)])
+    costs = [dot.x for dot in dots]
+    _, highest_cost = around([0, *costs])
     across = Scale(0, highest_cost, frame.left, frame.right)
     up = Scale(0, 1, frame.bottom, frame.top)
     drawing = [
         grid_y(up, frame, PERCENTS, _whole_percent),
         axis_x(across, frame, ticks(0, highest_cost), formats.count, unit),
     ]
-    for style in dict.fromkeys(dot.style for dot in dots):
-        system_dots = [dot for dot in dots if dot.style == style]
-        line = [(across(dot.x), up(dot.y)) for dot in system_dots]
-        drawing.append(polyline(line, _styled("line faint", style)))
-        for dot, (x, y) in zip(system_dots, line, strict=True):
+    dots_by_style: dict[int, list[Dot]] = {}
+    for dot in dots:
+        dots_by_style.setdefault(dot.style, []).append(dot)
+    for style, system_dots in dots_by_style.items():
+        positions = [(across(dot.x), up(dot.y)) for dot in system_dots]
+        drawing.append(polyline(positions, _styled("line faint", style)))
+        for dot, (x, y) in zip(system_dots, positions, strict=True):
             tip = f"{dot.name}, {dot.label}: {formats.percent(dot.y)} % at {formats.count(dot.x)} {unit}"
             drawing.append(marker(x, y, style, tip))
             drawing.append(text(x, y - 8, dot.mark, "tick", "middle"))

@@ -35,7 +35,9 @@ def render(table: ReportTable, width: int) -> Group:
     A table that is too wide is turned on its side, and if that is too wide, its rows are printed one below another.
     """
     heads = [plain(column.name) for column in table.columns]
-    rows = [[plain(text) for text in formats.row_texts(table, row)] for row in table.rows]
+    rows = []
+    for row in table.rows:
+        rows.append([plain(text) for text in formats.row_texts(table, row)])
     layout = _upright(table, heads, rows)
     if layout.width() > width:
         layout = _on_its_side(heads, rows)
@@ -46,7 +48,8 @@ def render(table: ReportTable, width: int) -> Group:
         rich_table.add_column(Text(head), justify=side)
     for line in layout.lines:
         rich_table.add_row(*map(Text, line))
-    return Group(Text(plain(table.title), "bold"), rich_table)
+    title = Text(plain(table.title), "bold")
+    return Group(title, rich_table)
 
 
 class _Layout(NamedTuple):
@@ -176,13 +179,19 @@ def across(by_benchmark: Mapping[str, Mapping[str, Summary]]) -> ReportTable:
 
 def show_end(console: Console, by_benchmark: Mapping[str, Mapping[str, Summary]], files: Mapping[str, str]) -> None:
     """Print the end of a run: its figures by benchmark and system, and its files by name ("report" -> a path, ...)."""
-    for benchmark, summaries in by_benchmark.items():
-        console.print(render(figures_table(summaries, benchmark), console.width))
+    tables = [figures_table(summaries, benchmark) for benchmark, summaries in by_benchmark.items()]
     if len(by_benchmark) > 1:
-        console.print(render(across(by_benchmark), console.width))
+        tables.append(across(by_benchmark))
+    for table in tables:
+        console.print(render(table, console.width))
     width = max(map(len, files), default=0)
     for name, path in files.items():
-        console.print(Text(plain(f"{name:<{width}}  {path}")), soft_wrap=True)
+        _print_line(console, f"{name:<{width}}  {path}")
+
+
+def _print_line(console: Console, words: str) -> None:
+    """Print words on one line, however long."""
+    console.print(Text(plain(words)), soft_wrap=True)
 
 
 def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN_FLIPS) -> None:
@@ -193,18 +202,22 @@ def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN
         console.print(Text(plain(folded, lines=True)), soft_wrap=True)
     for flip in comparison.flips[:shown]:
         sign = "+" if flip.gained else "−"
-        console.print(Text(plain(f"  {sign} {flip.example_id}  {flip.after_sql or 'no final SQL'}")), soft_wrap=True)
-    if len(comparison.flips) > shown:
-        console.print(Text(plain(f"  and {len(comparison.flips) - shown} more that flipped")))
+        sql = flip.after_sql or "no final SQL"
+        _print_line(console, f"  {sign} {flip.example_id}  {sql}")
+    n_more = len(comparison.flips) - shown
+    if n_more > 0:
+        console.print(Text(plain(f"  and {n_more} more that flipped")))
 
 
 def _comparison_in_words(comparison: Comparison) -> str:
     paired = comparison.paired
     systems = f"{comparison.before} → {comparison.after}"
     questions = f"{comparison.mode}, {comparison.equality}, {paired.n} questions"
-    accuracies = f"{formats.percent(comparison.accuracy_before)} → {formats.percent(comparison.accuracy_after)} %"
+    before = formats.percent(comparison.accuracy_before)
+    after = formats.percent(comparison.accuracy_after)
+    difference = formats.points(paired.difference)
     interval = f"[{formats.points(paired.low)},\xa0{formats.points(paired.high)}]"
-    return f"{systems} ({questions}): {accuracies}, {formats.points(paired.difference)} points {interval}"
+    return f"{systems} ({questions}): {before} → {after} %, {difference} points {interval}"
 
 
 def _tests_in_words(comparison: Comparison) -> str:
@@ -230,8 +243,10 @@ def stage_figures(stage: str, metrics: Mapping[str, float], between: str = "  ")
     names = STAGE_FIGURES.get(first_word) or STAGE_FIGURES.get(kind) or tuple(metrics)[:4]
     figures_in_words = []
     for name in names:
-        if name in metrics:
-            value = metrics[name]
-            digits = f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
-            figures_in_words.append(f"{name}\xa0{digits}")
+        if name not in metrics:
+            continue
+        value = metrics[name]
+        is_whole = float(value).is_integer()
+        digits = f"{value:,.0f}" if is_whole else f"{value:,.4g}"
+        figures_in_words.append(f"{name}\xa0{digits}")
     return between.join(figures_in_words)

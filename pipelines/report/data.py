@@ -100,8 +100,9 @@ def with_texts(data: ReportData, sql: SqlEngine, schema: Callable[[Database], Sc
 
     A database that cannot be opened leaves its questions readable.
     """
+    databases = dict.fromkeys(example.database for example in data.examples.values())
     schemas: dict[str, str] = {}
-    for database in dict.fromkeys(example.database for example in data.examples.values()):
+    for database in databases:
         with contextlib.suppress(SqltrainError):
             schemas[database.id] = render(schema(database), "ddl")
     readable = []
@@ -109,7 +110,8 @@ def with_texts(data: ReportData, sql: SqlEngine, schema: Callable[[Database], Sc
         for record in system.records:
             if record.database in schemas and record.example_id in data.examples:
                 readable.append(record)
-    return dataclasses.replace(data, schemas=schemas, results=preview_results(readable, data.examples, sql))
+    results = preview_results(readable, data.examples, sql)
+    return dataclasses.replace(data, schemas=schemas, results=results)
 
 
 def schemas_by_card(sql: SqlEngine) -> Callable[[Database], Schema]:
@@ -118,7 +120,9 @@ def schemas_by_card(sql: SqlEngine) -> Callable[[Database], Schema]:
 
     @functools.cache
     def schema(database: Database) -> Schema:
-        return OpenableDatabase(database, database.location, cards.get(identity(database.location))).schema(sql)
+        database_card = cards.get(identity(database.location))
+        openable = OpenableDatabase(database, database.location, database_card)
+        return openable.schema(sql)
 
     return schema
 
@@ -144,12 +148,9 @@ def report_of_predictions(
     examples = {}
     answers = []
     for number, text in predictions.items():
-        query = gold[number]
-        example_id = str(number)
-        meta = {"difficulty": query.difficulty} if query.difficulty else {}
-        database = databases[query.db_id]
-        examples[example_id] = Example(example_id, query.question, database, query.sql, query.evidence, meta=meta)
-        answers.append(evaluate.of_prediction(example_id, text or None, name))
+        id = str(number)
+        examples[id] = _example(id, gold[number], databases)
+        answers.append(evaluate.of_prediction(id, text or None, name))
     unanswered = {}
     if len(predictions) < len(gold):
         unanswered["no answer in the database"] = len(gold) - len(predictions)
@@ -159,12 +160,26 @@ def report_of_predictions(
     schemas = schemas_by_card(sql)
     records = evaluate.evaluate(answers, examples, sql, schemas, equalities, "greedy", verdicts=verdicts)
     system = System(name, tuple(records), tuple(answers), left_out=unanswered)
-    return with_texts(ReportData(name, equalities[0], (system,), examples), sql, schemas)
+    data = ReportData(name, equalities[0], (system,), examples)
+    return with_texts(data, sql, schemas)
+
+
+def _example(id: str, query: GoldQuery, databases: Mapping[str, Database]) -> Example:
+    """The question of a gold query."""
+    return Example(
+        id=id,
+        question=query.question,
+        database=databases[query.db_id],
+        gold_sql=query.sql,
+        evidence=query.evidence,
+        meta={"difficulty": query.difficulty} if query.difficulty else {},
+    )
 
 
 def _verdict_for_report(verdict: Verdict, prediction: str, equalities: Sequence[str]) -> Verdict:
     """The verdict under the report's equalities; an empty prediction is judged as a missing one."""
-    verdict = dataclasses.replace(verdict, scores={name: verdict.scores[name] for name in equalities})
+    scores = {name: verdict.scores[name] for name in equalities}
+    verdict = dataclasses.replace(verdict, scores=scores)
     if not prediction and verdict.gold is ExecutionStatus.OK:
         verdict = dataclasses.replace(verdict, predicted=None, error_class=None)
     return verdict

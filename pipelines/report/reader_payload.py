@@ -40,14 +40,12 @@ def payload(data: ReportData) -> Payload:
     """The reader's data: greedy trajectories first, each question's systems side by side, then samples."""
     episodes = _episodes(data)
     held = episodes[: data.max_trajectories]
-    greedy = {
-        (episode.system, episode.record.example_id): episode.record
-        for episode in episodes
-        if episode.record.mode == "greedy"
-    }
-    question_ids = list(dict.fromkeys(episode.record.example_id for episode in held))
-    question_numbers = {question: number for number, question in enumerate(question_ids)}
-    databases = sorted({episode.record.database for episode in held})
+    question_numbers: dict[str, int] = {}
+    databases: set[str] = set()
+    for episode in held:
+        question_numbers.setdefault(episode.record.example_id, len(question_numbers))
+        databases.add(episode.record.database)
+    greedy = _greedy_records(episodes)
     rows = []
     details = []
     for episode in held:
@@ -62,8 +60,8 @@ def payload(data: ReportData) -> Payload:
         "levels": HARDNESS_LEVELS,
         "errors": [name.replace("_", " ") for name in ERROR_CLASSES],
         "chunk": CHUNK,
-        "questions": [_question(data.examples[question], data.results) for question in question_ids],
-        "schemas": {name: _cut(data.schemas.get(name, "")) for name in databases},
+        "questions": [_question(data.examples[id], data.results) for id in question_numbers],
+        "schemas": {name: _cut(data.schemas.get(name, "")) for name in sorted(databases)},
         "rows": rows,
         "sql": [_cut(episode.record.final_sql) for episode in held],
     }
@@ -71,21 +69,31 @@ def payload(data: ReportData) -> Payload:
     return Payload(index, chunks, len(episodes) - len(held))
 
 
+def _greedy_records(episodes: Sequence[_Episode]) -> dict[tuple[int, str], EpisodeRecord]:
+    """The records of greedy episodes by the number of their system and their question."""
+    records = {}
+    for episode in episodes:
+        record = episode.record
+        if record.mode == "greedy":
+            records[episode.system, record.example_id] = record
+    return records
+
+
 def _episodes(data: ReportData) -> list[_Episode]:
     """The episodes whose question the report has, in the reader's order."""
-    order = {question: number for number, question in enumerate(data.examples)}
+    question_order = {question: number for number, question in enumerate(data.examples)}
     episodes = []
     for number, system in enumerate(data.systems):
         trajectories: Sequence[Trajectory | None] = system.trajectories or (None,) * len(system.records)
         for record, trajectory in zip(system.records, trajectories, strict=True):
-            if record.example_id in order:
+            if record.example_id in question_order:
                 episodes.append(_Episode(number, record, trajectory))
 
-    def place(episode: _Episode) -> tuple[int, int, int, int]:
+    def order(episode: _Episode) -> tuple[int, int, int, int]:
         record = episode.record
-        return MODES.index(record.mode), record.sample, order[record.example_id], episode.system
+        return MODES.index(record.mode), record.sample, question_order[record.example_id], episode.system
 
-    return sorted(episodes, key=place)
+    return sorted(episodes, key=order)
 
 
 def _index_row(episode: _Episode, question: int, earlier: EpisodeRecord | None, equality: str) -> tuple[int, ...]:
@@ -97,14 +105,28 @@ def _index_row(episode: _Episode, question: int, earlier: EpisodeRecord | None, 
         verdict = RIGHT
     else:
         verdict = WRONG
-    wrong = record.wrong(equality)
-    error = ERROR_CLASSES.index(wrong.error) if wrong is not None else -1
-    flip = 0
-    if record.mode == "greedy" and earlier is not None and not record.broken and not earlier.broken:
-        flip = int(record.right(equality)) - int(earlier.right(equality))  # 1 gained, -1 lost since the one before
-    mode = MODES.index(record.mode)
-    hardness = HARDNESS_LEVELS.index(record.hardness)
-    return question, episode.system, mode, record.sample, verdict, error, hardness, record.turns, flip
+    diagnosis = record.wrong(equality)
+    error = ERROR_CLASSES.index(diagnosis.error) if diagnosis is not None else -1
+    return (
+        question,
+        episode.system,
+        MODES.index(record.mode),
+        record.sample,
+        verdict,
+        error,
+        HARDNESS_LEVELS.index(record.hardness),
+        record.turns,
+        _flip(record, earlier, equality),
+    )
+
+
+def _flip(record: EpisodeRecord, earlier: EpisodeRecord | None, equality: str) -> int:
+    """1 for a greedy answer that the system before had wrong and this one has right, -1 for the opposite, else 0."""
+    if record.mode != "greedy" or earlier is None:
+        return 0
+    if record.broken or earlier.broken:
+        return 0
+    return int(record.right(equality)) - int(earlier.right(equality))
 
 
 def _details(episode: _Episode, data: ReportData) -> dict[str, Any]:
@@ -115,11 +137,12 @@ def _details(episode: _Episode, data: ReportData) -> dict[str, Any]:
         turns = [_turn(turn) for turn in episode.trajectory.turns]
     evidence = None
     hints = []
-    wrong = record.wrong(data.equality)
-    if wrong is not None:
-        evidence = _cut(wrong.evidence)
-        for hint in wrong.hints:
+    diagnosis = record.wrong(data.equality)
+    if diagnosis is not None:
+        evidence = _cut(diagnosis.evidence)
+        for hint in diagnosis.hints:
             hints.append([hint.kind.replace("_", " "), _cut(hint.detail)])
+    result = data.results.get((record.database, record.final_sql or ""))
     return {
         "turns": turns,
         "stop": record.stop if record.stop is not StopReason.SOLUTION else None,
@@ -132,7 +155,7 @@ def _details(episode: _Episode, data: ReportData) -> dict[str, Any]:
         "tokens": [record.tokens_in, record.tokens_out],
         "evidence": evidence,
         "hints": hints,
-        "result": _preview(data.results.get((record.database, record.final_sql or ""))),
+        "result": _preview(result),
     }
 
 

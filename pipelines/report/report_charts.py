@@ -57,10 +57,9 @@ class _System(NamedTuple):
 
 def draw_charts(report: ReportData) -> ReportCharts:
     """All charts of a report."""
-    systems = [
-        _System(style, system.name, summary)
-        for style, (system, summary) in enumerate(zip(report.systems, report.summaries, strict=True))
-    ]
+    systems = []
+    for style, (system, summary) in enumerate(zip(report.systems, report.summaries, strict=True)):
+        systems.append(_System(style, system.name, summary))
     levels = _levels_by_name(systems)
     difficulty = None
     if report.pass_rates:
@@ -79,14 +78,16 @@ def draw_charts(report: ReportData) -> ReportCharts:
 
 def _chart_rows(systems: Sequence[_System], estimates: Sequence[Estimate | None]) -> tuple[charts.ChartRow, ...]:
     """A row for each system with its estimate."""
-    pairs = zip(systems, estimates, strict=True)
-    return tuple(charts.ChartRow(system.style, system.name, estimate) for system, estimate in pairs)
+    rows = []
+    for system, estimate in zip(systems, estimates, strict=True):
+        rows.append(charts.ChartRow(system.style, system.name, estimate))
+    return tuple(rows)
 
 
 def _accuracy_chart(equality: str, systems: Sequence[_System]) -> Html:
     greedy = [system.summary.ex.get(equality) for system in systems]
-    groups = [charts.Group("greedy", "one answer a question", _chart_rows(systems, greedy))]
     sampled = [system.summary.sampled for system in systems]
+    groups = [charts.Group("greedy", "one answer a question", _chart_rows(systems, greedy))]
     if any(sampled):
         groups.append(charts.Group("sampled", "mean of the samples", _chart_rows(systems, sampled)))
     return charts.forest(groups, "EX of each system with its 95 % interval")
@@ -110,20 +111,20 @@ def _hardness_chart(systems: Sequence[_System], levels_by_name: Mapping[str, Seq
     groups = []
     for name, levels in levels_by_name.items():
         n_questions = max(level.n for level in levels if level is not None)
-        plural = "" if n_questions == 1 else "s"
+        note = "1 question" if n_questions == 1 else f"{n_questions} questions"
         estimates = [_accuracy_of(level) if level is not None else None for level in levels]
-        groups.append(charts.Group(name, f"{n_questions} question{plural}", _chart_rows(systems, estimates)))
+        groups.append(charts.Group(name, note, _chart_rows(systems, estimates)))
     return charts.forest(groups, "EX by hardness level with 95 % intervals")
 
 
 def _turns_chart(systems: Sequence[_System], levels_by_name: Mapping[str, Sequence[Level | None]]) -> Html:
     groups = []
     for name, levels in levels_by_name.items():
-        spreads = []
+        rows = []
         for system, level in zip(systems, levels, strict=True):
             if level is not None and level.turns is not None:
-                spreads.append((system.style, system.name, level.turns.mean, level.turns.p95))
-        groups.append((name, spreads))
+                rows.append(charts.TurnsRow(system.style, system.name, level.turns.mean, level.turns.p95))
+        groups.append(charts.TurnsGroup(name, rows))
     return charts.turns(groups, "Mean turns by hardness level")
 
 
@@ -154,17 +155,7 @@ def _clouds(systems: Sequence[_System]) -> list[NamedChart]:
 
 def _sample_charts(systems: Sequence[_System]) -> list[NamedChart]:
     """The lines of all systems over k, with one range of shares for the three charts."""
-    lines_by_title: dict[str, list[charts.Series]] = {}
-    for kind in ("pass", "majority", "average"):
-        lines = []
-        for system in systems:
-            points = []
-            for point in system.summary.points:
-                estimate = getattr(point, f"{kind}_at")
-                points.append(charts.Point(point.k, estimate.value, estimate.low, estimate.high))
-            if points:
-                lines.append(charts.Series(system.style, system.name, tuple(points)))
-        lines_by_title[f"{kind}@k"] = lines
+    lines_by_title = {f"{kind}@k": _lines_over_k(systems, kind) for kind in ("pass", "majority", "average")}
     all_points: list[charts.Point] = []
     for lines in lines_by_title.values():
         for line in lines:
@@ -178,6 +169,19 @@ def _sample_charts(systems: Sequence[_System]) -> list[NamedChart]:
     return [(title, charts.curve_over_k(lines, title, low, high)) for title, lines in lines_by_title.items()]
 
 
+def _lines_over_k(systems: Sequence[_System], kind: str) -> list[charts.Series]:
+    """A line for each system with samples: its pass@k, majority@k or average@k."""
+    lines = []
+    for system in systems:
+        points = []
+        for point in system.summary.points:
+            estimate = getattr(point, f"{kind}_at")
+            points.append(charts.Point(point.k, estimate.value, estimate.low, estimate.high))
+        if points:
+            lines.append(charts.Series(system.style, system.name, tuple(points)))
+    return lines
+
+
 def _errors_chart(systems: Sequence[_System]) -> Html:
     groups = []
     for error in ERROR_CLASSES:
@@ -186,7 +190,8 @@ def _errors_chart(systems: Sequence[_System]) -> Html:
             counts = system.summary.errors
             share = counts[error] / max(sum(counts.values()), 1)
             bars.append(charts.Bar(system.style, system.name, counts[error], share))
-        groups.append((error.replace("_", " "), ABOUT_ERRORS[error], bars))
+        label = error.replace("_", " ")
+        groups.append(charts.BarGroup(label, ABOUT_ERRORS[error], bars))
     return charts.bars(groups, "Wrong answers by error class")
 
 

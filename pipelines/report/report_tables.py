@@ -1,6 +1,7 @@
 """The report's tables, each made from the report's data."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -52,7 +53,9 @@ def _by_system(data: ReportData) -> list[tuple[System, Summary]]:
 
 def leader(data: ReportData) -> ReportTable:
     """EX of each system: greedy, the mean of its samples, their vote, and the best of k."""
-    largest_k = max((point.k for summary in data.summaries for point in summary.points), default=0)
+    largest_k = 0
+    for summary in data.summaries:
+        largest_k = max([largest_k, *(point.k for point in summary.points)])
     columns = [TableColumn("system"), TableColumn("EX greedy", "estimate")]
     if largest_k:
         columns.append(TableColumn("EX sampled", "estimate", "mean of all samples"))
@@ -63,10 +66,8 @@ def leader(data: ReportData) -> ReportTable:
     for style, (system, summary) in enumerate(_by_system(data)):
         row: list[Cell] = [system.name, summary.ex.get(data.equality)]
         if largest_k:
-            point = next((point for point in summary.points if point.k == largest_k), None)
             row.append(summary.sampled)
-            row.append(point.majority_at if point is not None else None)
-            row.append(point.pass_at if point is not None else None)
+            row += _votes_and_best(summary, largest_k)
         rows.append(tuple(row))
         styles.append(style)
         if system.single_turn:
@@ -81,26 +82,35 @@ def leader(data: ReportData) -> ReportTable:
     return ReportTable("leader", "Execution accuracy", tuple(columns), tuple(rows), " ".join(notes), tuple(styles))
 
 
+def _votes_and_best(summary: Summary, k: int) -> tuple[Cell, Cell]:
+    """The vote of k samples and the best of them; None for a system with fewer."""
+    for point in summary.points:
+        if point.k == k:
+            return point.majority_at, point.pass_at
+    return None, None
+
+
 def left_out(data: ReportData) -> list[str]:
     """Which questions could not be asked, in a sentence for each system, or in one for all."""
-    different_notes = {_left_out_note(system) for system in data.systems}
-    if different_notes == {""}:
-        return []
-    if len(different_notes) == 1:
-        return list(different_notes)
-    return [f"{system.name}: {_left_out_note(system)}" for system in data.systems if _left_out_note(system)]
+    notes = [_left_out_note(system) for system in data.systems]
+    if len(set(notes)) == 1:
+        return notes[:1] if notes[0] else []
+    return [f"{system.name}: {note}" for system, note in zip(data.systems, notes, strict=True) if note]
 
 
 def _left_out_note(system: System) -> str:
     if not system.left_out:
         return ""
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in system.left_out.items())
-    return f"{sum(system.left_out.values()):,} questions are left out ({reasons})."
+    total = sum(system.left_out.values())
+    return f"{total:,} questions are left out ({reasons})."
 
 
 def equalities(data: ReportData) -> ReportTable | None:
     """Greedy EX under every equality that was evaluated: the same answers, other numbers."""
-    names = list(dict.fromkeys(name for summary in data.summaries for name in summary.ex))
+    names: dict[str, None] = {}
+    for summary in data.summaries:
+        names |= dict.fromkeys(summary.ex)
     if len(names) < 2:
         return None
     columns = [TableColumn("system")]
@@ -160,11 +170,14 @@ def _efficiency_baseline(data: ReportData) -> _Baseline | None:
 
 def _metrics(data: ReportData, table: str) -> tuple[list[TableColumn], list[tuple[Cell, ...]]]:
     """A column for each metric of a table that some system has a value of, and a row of values for each system."""
+    measured: set[str] = set()
+    for summary in data.summaries:
+        measured |= set(summary.measured)
     names = []
     columns = [TableColumn("system")]
     for name in METRICS:
         metric = METRICS[name]
-        if metric.table == table and any(name in summary.measured for summary in data.summaries):
+        if metric.table == table and name in measured:
             names.append(name)
             columns.append(TableColumn(metric.title, metric.unit, metric.about))
     rows: list[tuple[Cell, ...]] = []
@@ -176,7 +189,9 @@ def _metrics(data: ReportData, table: str) -> tuple[list[TableColumn], list[tupl
 
 def costs(data: ReportData) -> ReportTable | None:
     """The time and cost of an answer, if they were noted: wall-clock facts of one machine at one hour."""
-    names = list(dict.fromkeys(name for system in data.systems for name in system.costs))
+    names: dict[str, None] = {}
+    for system in data.systems:
+        names |= dict.fromkeys(system.costs)
     if not names:
         return None
     columns = [TableColumn("system")]
@@ -313,22 +328,22 @@ databases = functools.partial(_slices, heading="database", title="By database", 
 def thresholds(data: ReportData) -> ReportTable:
     """After how many steps a training's accuracy first reached a tenth and its multiples (SkyRL-SQL, figure 6)."""
     levels = [tenth / 10 for tenth in range(1, 11)]
-    steps_of_curve: dict[str, dict[float, float | None]] = {}
+    steps_by_curve: dict[str, dict[float, float | None]] = {}
+    reached: set[float] = set()
     for stage, curve_rows in data.curves.items():
         for name, (title, window) in WATCHED.items():
             points = curve_points(curve_rows, name)
-            if points:
-                steps_of_curve[f"{stage}: {title}"] = {level: steps_to(points, level, window) for level in levels}
-    reached = []
-    for level in levels:
-        if any(steps[level] is not None for steps in steps_of_curve.values()):
-            reached.append(level)
+            if not points:
+                continue
+            steps = {level: steps_to(points, level, window) for level in levels}
+            steps_by_curve[f"{stage}: {title}"] = steps
+            reached |= {level for level, step in steps.items() if step is not None}
     columns = [TableColumn("curve")]
-    columns += [TableColumn(f"{100 * level:.0f} %", "count") for level in reached]
+    columns += [TableColumn(f"{100 * level:.0f} %", "count") for level in sorted(reached)]
     rows: list[tuple[Cell, ...]] = []
     if reached:
-        for curve, steps in steps_of_curve.items():
-            first_steps = [steps[level] for level in reached]
+        for curve, steps in steps_by_curve.items():
+            first_steps = [steps[level] for level in sorted(reached)]
             rows.append((curve, *first_steps))
     note = f"The first step at which the mean of {SMOOTH} steps (of one measurement, held out) is so high."
     return ReportTable("thresholds", "Steps to an accuracy", tuple(columns), tuple(rows), note)
@@ -355,15 +370,14 @@ def errors(data: ReportData) -> ReportTable:
 
 def clues(data: ReportData) -> ReportTable:
     """The finer clues that come most often in any system."""
-    highest_counts: dict[str, int] = {}
+    highest_counts: Counter[str] = Counter()
     for summary in data.summaries:
-        for kind, number in summary.hints.items():
-            highest_counts[kind] = max(highest_counts.get(kind, 0), number)
-    most_common = sorted(highest_counts, key=lambda kind: (-highest_counts[kind], kind))[:COMMON_HINTS]
+        highest_counts |= Counter(summary.hints)
+    by_frequency = sorted(highest_counts, key=lambda kind: (-highest_counts[kind], kind))
     columns = [TableColumn("the answer …")]
     columns += [TableColumn(system.name, "count") for system in data.systems]
     rows: list[tuple[Cell, ...]] = []
-    for kind in most_common:
+    for kind in by_frequency[:COMMON_HINTS]:
         counts = [summary.hints.get(kind, 0) for summary in data.summaries]
         rows.append((diagnoses.KINDS.get(kind, kind), *counts))
     note = "A wrong answer can give several."
