@@ -51,7 +51,9 @@ class CommonOverrides(BaseModel):
 
     def overrides(self, more: Sequence[str]) -> tuple[str, ...]:
         """These fields as overrides, and then more of them, which win."""
-        words = [] if self.variant is None else [f"variant={self.variant}"]
+        words = []
+        if self.variant is not None:
+            words.append(f"variant={self.variant}")
         for name, value in self.model_dump(exclude_none=True, exclude={"variant"}).items():
             words.append(f"{KEYS[name]}={json.dumps(value)}")
         return (*words, *more)
@@ -87,9 +89,9 @@ def set_home() -> dict[str, str]:
 
     events.emit_first_state()
     home = os.environ.get(HOME)
-    folder = Path(home) if home else CHECKOUT
-    if not home and not (folder / "pyproject.toml").is_file():
+    if not home and not (CHECKOUT / "pyproject.toml").is_file():
         raise ResourceError(f"{HOME} is not set", "Set it for the worker: the folder of its inbox and its store.")
+    folder = Path(home) if home else CHECKOUT
     if not folder.is_dir():
         raise ResourceError(f"{HOME} names no folder: {folder}", "Set it for the worker, or make the folder.")
     return {"directory": str(folder)}
@@ -101,12 +103,22 @@ def check_form(recipe: str, overrides: Sequence[str]) -> None:
     """
     if recipe not in recipes.recipe_names():
         raise RecipeError(f"a form takes no recipe but those of conf/recipes (it is {recipe!r})")
+    owners_files = []
     for override in overrides:
         key, _, name = override.partition("=")
-        if key == "include" and not (recipes.CONF / f"{name}.yaml").resolve().is_relative_to(recipes.CONF.resolve()):
+        if key == "include" and not _is_in_conf(name):
             raise RecipeError(f"a form includes no file outside conf/ (it is {name!r})")
-    own = [override for override in overrides if override.partition("=")[0] in ("variant", "include")]
-    check_changes(recipes.resolve_tree(recipe, own), recipes.resolve_tree(recipe, overrides))
+        if key in ("variant", "include"):
+            owners_files.append(override)
+    before = recipes.resolve_tree(recipe, owners_files)
+    after = recipes.resolve_tree(recipe, overrides)
+    check_changes(before, after)
+
+
+def _is_in_conf(name: str) -> bool:
+    """Whether an included file lies in conf/."""
+    path = (recipes.CONF / f"{name}.yaml").resolve()
+    return path.is_relative_to(recipes.CONF.resolve())
 
 
 def check_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
@@ -114,8 +126,9 @@ def check_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     allowed = shlex.split(os.environ.get(FORM_KEYS, ""))
     for key, value in _changes(before, after, ""):
         is_address = key.startswith("data.") and "://" in json.dumps(value)  # only the owner may give one
-        is_open = _is_open(key) and not is_address
-        if not is_open and not any(_allows(entry, key, value) for entry in allowed):
+        if _is_open(key) and not is_address:
+            continue
+        if not any(_allows(entry, key, value) for entry in allowed):
             raise RecipeError(
                 f"a form may not set {key}",
                 f"It could name a program, code or an address. Who runs the worker may allow it: {FORM_KEYS}={key}",
@@ -126,8 +139,9 @@ def _is_open(key: str) -> bool:
     """Whether a key is open to forms: a section is, except for its closed keys."""
     if key in OPEN_KEYS:
         return True
-    prefixes = {key.rsplit(".", count)[0] for count in range(key.count(".") + 1)}
-    return key.partition(".")[0] in OPEN_SECTIONS and not prefixes & CLOSED_KEYS
+    names = key.split(".")
+    prefixes = {".".join(names[:count]) for count in range(1, len(names) + 1)}
+    return names[0] in OPEN_SECTIONS and prefixes.isdisjoint(CLOSED_KEYS)
 
 
 def _allows(entry: str, key: str, value: Any) -> bool:

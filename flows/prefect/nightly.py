@@ -49,30 +49,33 @@ def retrain(
         gpu_pool: Training and evaluation run as make/gpu; all workers must see the same store.
         since: Replay: a night for each day from this one on of which the inbox has files with new questions.
     """
-    inbox_words = [f"nightly.inbox={inbox}"] if inbox else []
-    changes = common.overrides((*inbox_words, *overrides))
+    inbox_override = [f"nightly.inbox={inbox}"] if inbox else []
+    changes = common.overrides((*inbox_override, *overrides))
+    recipe_changes, _ = split_store(changes)
     loaded, opened = open_form(recipe, changes, store)
     common.check(loaded)
-    announce_if_stale(loaded.name, opened, get_run_logger().warning)
+    warn = get_run_logger().warning
+    announce_if_stale(loaded.name, opened, warn)
     step_by_step = walk_on_gpu if gpu_pool else walk
     ledger = Ledger(opened, loaded.name)
-    before = len(ledger.lines())
+    n_lines_before = len(ledger.lines())
     days = [None] if since is None else inboxes.delivery_days(loaded.nightly, since)
     for day in days:
         with tracked(loaded, opened, night_title(loaded, opened)) as tracker:
             make = _bound_walk(step_by_step, tracker)
-            context = NightContext(recipe, split_store(changes)[0], loaded, opened, make, contracts.check)
+            context = NightContext(recipe, recipe_changes, loaded, opened, make, contracts.check)
             try:
                 line = run_night(context, day)
             except NightInProgress as error:  # a lock, which dies with its holder, lets one night run at a time
                 return Cancelled(message=str(error))
             except DataError as error:
-                if any(row.get("decision") == "refused" for row in ledger.lines()[before:]):
+                new_lines = ledger.lines()[n_lines_before:]
+                if any(line.get("decision") == "refused" for line in new_lines):
                     events.emit(events.REFUSED, loaded.name, {"reason": str(error)})
                 raise
             tracker.note_decision(line)
         show(create_markdown_artifact, night_markdown(line), key="decision", description=line["reason"])
-        announce_champion(loaded.name, opened, get_run_logger().warning)
+        announce_champion(loaded.name, opened, warn)
         if line["decision"] == "promoted":
             show(events.publish_champion, loaded.name, opened, line)
     return Completed(name=line["decision"].capitalize(), message=line["reason"])
@@ -99,4 +102,5 @@ def promote(recipe: RecipeName = "miniature", store: str = "") -> State[Any]:
     line = Ledger(opened, loaded.name).promote()
     announce_champion(loaded.name, opened, get_run_logger().warning)
     show(events.publish_champion, loaded.name, opened, line)
-    return Completed(name="Promoted", message=f"{line['challenger']['stage']}/{line['challenger']['key']}")
+    challenger = line["challenger"]
+    return Completed(name="Promoted", message=f"{challenger['stage']}/{challenger['key']}")

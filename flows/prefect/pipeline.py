@@ -4,7 +4,7 @@ What a flow finds in the store is not made again: `train` goes on where `curate`
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,16 +46,19 @@ def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
     """The tracker, with a name for people, of this flow run and of all that it starts elsewhere: they share one parent
     run in MLflow. As long as it is open, this flow run has a lock in the store; those without are marked as crashed.
     """
-    own, say = str(runtime.flow_run.id), get_run_logger().warning
-    tags = {"flow_run": own, "flow_run_name": str(runtime.flow_run.name)}
-    mark_dead_runs(store, say)
+    run_id = str(runtime.flow_run.id)
+    warn = get_run_logger().warning
+    tags = {"flow_run": run_id, "flow_run_name": str(runtime.flow_run.name)}
+    mark_dead_runs(store, warn)
     try:
         # The flow run that this one was started by, directly or not; itself if it is the first.
-        root = str(retry_until_reachable(lambda: runtime.flow_run.root_flow_run_id, "the run", say) or own)
-        with run_lock(store, own), Tracker(recipe, store, say, name, tags, root) as tracker:
+        root_id = retry_until_reachable(lambda: runtime.flow_run.root_flow_run_id, "the run", warn)
+        root = str(root_id or run_id)
+        with run_lock(store, run_id), Tracker(recipe, store, warn, name, tags, root) as tracker:
             yield tracker
     except Exception as error:
-        events.emit(events.FAILED, recipe.name, {"reason": str(error), "kind": type(error).__name__})
+        reason = {"reason": str(error), "kind": type(error).__name__}
+        events.emit(events.FAILED, recipe.name, reason)
         raise
 
 
@@ -72,43 +75,65 @@ def walk(
         with claimed(store, names, {"recipe": recipe.name, **tracker.tags}):
             shared = Walk(steps, recipe, store, tracker, role)
             for step in steps:
-                task: Any = run_stage.with_options(
-                    name=step.name,
-                    task_run_name=f"{recipe.name}: {step.name} {step.key}",
-                    tags=[f"recipe:{recipe.name}", f"stage:{step.name}"],
-                    assets=[events.asset_key(recipe.name, step.name, role)],
-                    asset_deps=events.upstream_assets(step, recipe, role),
-                )
-                # quote() what is not a task result: Prefect matches results by id() and would add false edges to the
-                # lineage.
-                state: Any = task(quote(step), quote(shared), [done[name] for name in step.needs])
-                done[step.name] = state.result() if isinstance(state, State) else state  # a `Cached` one is a State
+                needed = [done[name] for name in step.needs]
+                done[step.name] = _run_step(step, shared, needed)
     finally:
-        show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
-        accuracy = accuracy_markdown(done.values(), recipe)
-        if accuracy:
-            about = "Held-out execution accuracy"
-            show(create_markdown_artifact, accuracy, key="execution-accuracy", description=about)
-        for result in (result for result in done.values() if result.kind == "report"):
-            benchmark = graph.benchmark_of(result.name)
-            text = report_markdown(result.folder / "report.html", tracker.page, benchmark)
-            about = f"The report of {benchmark}" if benchmark else "The report"
-            show(create_markdown_artifact, text, key=artifact_key(*result.name.split(".")), description=about)
+        _publish(recipe, steps, done, tracker)
     return list(done.values())
+
+
+def _run_step(step: graph.Step, shared: Walk, needed: list[graph.StageResult]) -> graph.StageResult:
+    """Run a stage's task."""
+    recipe = shared.recipe
+    task: Any = run_stage.with_options(
+        name=step.name,
+        task_run_name=f"{recipe.name}: {step.name} {step.key}",
+        tags=[f"recipe:{recipe.name}", f"stage:{step.name}"],
+        assets=[events.asset_key(recipe.name, step.name, shared.role)],
+        asset_deps=events.upstream_assets(step, recipe, shared.role),
+    )
+    # quote() what is not a task result: Prefect matches results by id() and would add false edges to the lineage.
+    state: Any = task(quote(step), quote(shared), needed)
+    result: graph.StageResult = state.result() if isinstance(state, State) else state  # a `Cached` one is a State
+    return result
+
+
+def _publish(
+    recipe: Recipe, steps: Sequence[graph.Step], done: Mapping[str, graph.StageResult], tracker: Tracker
+) -> None:
+    """Show the stages, the accuracy and the reports of a walk as artifacts."""
+    show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
+    accuracy = accuracy_markdown(done.values(), recipe)
+    if accuracy:
+        about = "Held-out execution accuracy"
+        show(create_markdown_artifact, accuracy, key="execution-accuracy", description=about)
+    for result in done.values():
+        if result.kind != "report":
+            continue
+        benchmark = graph.benchmark_of(result.name)
+        text = report_markdown(result.folder / "report.html", tracker.page, benchmark)
+        about = f"The report of {benchmark}" if benchmark else "The report"
+        key = artifact_key(*result.name.split("."))
+        show(create_markdown_artifact, text, key=key, description=about)
 
 
 def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
     """The latest of the stages `last` that the recipe has; None, the whole graph, when `last` is ()."""
+    if not last:
+        return None
     names = [stage.name for stage in graph.active(recipe) if stage.name in last]
-    if last and not names:
+    if not names:
         raise RecipeError(f"recipe {recipe.name} has none of the stages {', '.join(last)}")
-    return names[-1] if names else None
+    return names[-1]
 
 
 def open_form(recipe: str, overrides: Sequence[str], store: str) -> tuple[Recipe, Store]:
     """The recipe and the store that a form names."""
-    check_form(recipe, split_store(overrides)[0])
-    return open_recipe(recipe, [*overrides, f"store={store}"] if store else overrides)
+    recipe_overrides, _ = split_store(overrides)
+    check_form(recipe, recipe_overrides)
+    if store:
+        overrides = [*overrides, f"store={store}"]
+    return open_recipe(recipe, overrides)
 
 
 def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[graph.StageResult]]:
@@ -132,7 +157,8 @@ def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[
         loaded, opened = open_form(recipe, common.overrides(overrides), store)
         common.check(loaded)
         with tracked(loaded, opened) as tracker:
-            return walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, last)), tracker)
+            steps = graph.plan(loaded, opened, _upto(loaded, last))
+            return walk(loaded, opened, steps, tracker)
 
     return deployed
 
@@ -167,12 +193,14 @@ def retrain(
     common.check(loaded)
     with tracked(loaded, opened) as tracker:
         if gpu_pool:
-            walk(loaded, opened, graph.plan(loaded, opened, _upto(loaded, CURATION)), tracker)
+            curation_steps = graph.plan(loaded, opened, _upto(loaded, CURATION))
+            walk(loaded, opened, curation_steps, tracker)
             tracker.begin()  # what runs elsewhere adds to this run
-            say = get_run_logger().info
+            parameters = {"recipe": recipe, "overrides": list(changes), "store": store}
             for deployment in ("train/gpu", "evaluate/gpu"):
-                run_elsewhere(deployment, {"recipe": recipe, "overrides": list(changes), "store": store}, say)
-        return walk(loaded, opened, graph.plan(loaded, opened), tracker)
+                run_elsewhere(deployment, parameters, get_run_logger().info)
+        steps = graph.plan(loaded, opened)
+        return walk(loaded, opened, steps, tracker)
 
 
 @flow(name="make", flow_run_name="make {name}", persist_result=False)
@@ -193,9 +221,10 @@ def make(
     check_changes(shipped.model_dump(mode="json"), recipe)
     opened = Store(Path(store))
     loaded = Recipe.model_validate(recipe)
-    steps = graph.plan(loaded, opened, stages[-1], given)
+    all_steps = graph.plan(loaded, opened, stages[-1], given)
+    steps = [step for step in all_steps if step.name in stages]
     with tracked(loaded, opened) as tracker:
-        return walk(loaded, opened, [step for step in steps if step.name in stages], tracker, role)
+        return walk(loaded, opened, steps, tracker, role)
 
 
 def walk_on_gpu(
@@ -205,12 +234,20 @@ def walk_on_gpu(
     if not any(uses_device(step, recipe) for step in steps):
         return walk(recipe, store, steps, tracker, role)
     tracker.begin()  # what runs elsewhere adds to this run
-    cached = {step.name: step.key for step in steps if step.cached}
-    about = {"name": recipe.name, "recipe": recipe.model_dump(mode="json"), "store": str(store.root)}
-    parameters = {**about, "given": cached, "stages": [step.name for step in steps], "role": role}
+    parameters = {
+        "name": recipe.name,
+        "recipe": recipe.model_dump(mode="json"),
+        "store": str(store.root),
+        "given": {step.name: step.key for step in steps if step.cached},
+        "stages": [step.name for step in steps],
+        "role": role,
+    }
     run_elsewhere("make/gpu", parameters, get_run_logger().info)
-    metrics = {step.name: read_json(step.folder / "metrics.json") for step in steps}
-    return [graph.StageResult(step.name, step.key, step.folder, metrics[step.name], step.cached) for step in steps]
+    results = []
+    for step in steps:
+        metrics = read_json(step.folder / "metrics.json")
+        results.append(graph.StageResult(step.name, step.key, step.folder, metrics, step.cached))
+    return results
 
 
 @flow(name="run", flow_run_name="{name}", persist_result=False)
@@ -218,13 +255,16 @@ def resolved(name: str, recipe: Recipe, store: Path, until: str | None = None) -
     """A recipe that the command line has resolved already: `sqltrain run NAME --engine prefect`."""
     opened = Store(store)
     with tracked(recipe, opened) as tracker:
-        return walk(recipe, opened, graph.plan(recipe, opened, until), tracker)
+        steps = graph.plan(recipe, opened, until)
+        return walk(recipe, opened, steps, tracker)
 
 
 def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None, name: str = "") -> list[graph.StageResult]:
     """Run a recipe as a flow on the server that the user named, else on one that lives as long as the run. The flow run
     has this name, by default the recipe and its seed.
     """
-    preflight.check_run(recipe, graph.plan(recipe, store, until))  # a mistake is told before a server is started
+    steps = graph.plan(recipe, store, until)
+    preflight.check_run(recipe, steps)  # a mistake is told before a server is started
+    flow_run_name = name or f"{recipe.name} seed {recipe.seed}"
     with prefect_server():
-        return resolved(name or f"{recipe.name} seed {recipe.seed}", recipe, store.root, until)
+        return resolved(flow_run_name, recipe, store.root, until)
