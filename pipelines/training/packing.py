@@ -65,7 +65,8 @@ class Attention:
         for (n_rows, _, _), mask, *tensors in by_group:
             by_row = [tensor.view(n_rows, -1, *tensor.shape[1:]).transpose(1, 2) for tensor in tensors]
             if multiplies and type(mask) is Tensor:  # a long row's mask is only described
-                output = short_attention(*by_row, mask, settings["scaling"])
+                row_query, row_key, row_value = by_row
+                output = short_attention(row_query, row_key, row_value, mask, settings["scaling"])
             else:
                 output, _ = sdpa_attention_forward(module, *by_row, mask, is_causal=mask is None, **settings)
             outputs.append(output.flatten(0, 1))  # (R * Q, H, D)
