@@ -3,8 +3,6 @@
 import functools
 import textwrap
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,27 +21,22 @@ from pipelines.adaptation.adapting import (
     Results,
     prepare_adaptation,
 )
-from pipelines.adaptation.outcome import FAILED
 from pipelines.core.errors import DataError, RecipeError, UserError
-from pipelines.core.files import read_json, writing_to
+from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.recipe import deviations, recipes
-from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe, split_store
 from pipelines.recipe.yaml_files import yaml_text
-from pipelines.report import console_text, formats
-from pipelines.report.data import ReportData
-from pipelines.rewards.panel import Rubric
+from pipelines.report import console_text
 from pipelines.stages import graph, recipe_check
-from pipelines.sweeps import sweep_plan, sweep_table
+from pipelines.stages.training_watch import watched_training
+from pipelines.sweeps.sweeping import FilledSweep, PlannedSweep, SweepRequest, plan_sweep
 from tasks import contracts
 from tasks.models import announce_champion
 from tasks.run import Tracker
 
 Engine = Literal["plain", "prefect"]
 app = typer.Typer()
-
-TRAINED = ("sft", "grpo")
 
 
 @app.command()
@@ -149,9 +142,12 @@ def adapt(
         return
     results = {result.name: result for result in terminal.run(adaptation.recipe, adaptation.store, None)}
     decision, sides = decide_adaptation(adaptation, results)
-    page = adaptation.write_page(results, decision, sides)
+    tables = adaptation.write_page(results, decision, sides)
     terminal.print_results(adaptation.recipe, adaptation.store, list(results.values()), json_output=False)
-    print_adaptation(adaptation, decision, page)
+    for table in tables:
+        terminal.console.print(console_text.render(table, terminal.console.width))
+    for line in adaptation.outcome_lines(decision):
+        say(line)
     if json_output:
         emit({**decision.line, "page": str(adaptation.page), "recipe": str(adaptation.recipe_path)})
 
@@ -168,19 +164,6 @@ def decide_adaptation(adaptation: Adaptation, results: Results) -> tuple[Adaptat
         sides = adaptation.compare(context, decision)
         announce_champion(recipe.name, adaptation.store, bars.say)
     return decision, sides
-
-
-def print_adaptation(adaptation: Adaptation, decision: AdaptationDecision, page: ReportData) -> None:
-    """Print the tables of before and after, the decision, and how to serve the model."""
-    for table in page.tables:
-        if table.slug != FAILED:
-            terminal.console.print(console_text.render(table, terminal.console.width))
-    say(decision.verdict)
-    say(f"before and after, and what is still failed: {adaptation.page}")
-    if decision.may_serve:
-        say(f"serve it: {adaptation.serve_command()} --feedback feedback")
-    else:
-        say(f"it does not serve; look at the page, add questions to the file, and run: {adaptation.command}")
 
 
 @app.command()
@@ -202,36 +185,18 @@ def watch(
       sqltrain watch miniature grpo.steps=40 --store /tmp/s --once
     """
     loaded, store = open_recipe(recipe, overrides, store_folder)
-    steps = [step for step in graph.plan(loaded, store) if step.name in TRAINED]
-    if not steps:
-        raise DataError(f"recipe {loaded.name} trains nothing", f"Its stages: {', '.join(loaded.stages)}.")
-    page = newest_curves(loaded, store, steps)
+    training = watched_training(loaded, store)
+    page = training.newest_curves()
     if once or not terminal.console.is_terminal:
         if page is None:
             raise DataError(f"no training of recipe {loaded.name} has begun", FIRST_RUN)
-        terminal.console.print(page, soft_wrap=True)
+        terminal.console.print(Text(page), soft_wrap=True)
         return
-    nothing = Text(f"{loaded.name}: no training step is done yet")
-    with Live(page or nothing, console=terminal.console, auto_refresh=False) as live:
-        while not store.has(steps[-1].name, steps[-1].key):
+    nothing = f"{loaded.name}: no training step is done yet"
+    with Live(Text(page or nothing), console=terminal.console, auto_refresh=False) as live:
+        while not training.is_finished:
             time.sleep(every)
-            live.update(newest_curves(loaded, store, steps) or nothing, refresh=True)
-
-
-def newest_curves(recipe: Recipe, store: Store, steps: Sequence[graph.Step]) -> Text | None:
-    """The curves of the newest training stage that has made a step; None if none has."""
-    from pipelines.training import watch as curves
-    from pipelines.training.plan import CURVES
-
-    for step in reversed(steps):
-        for folder in (step.folder, store.work(step.name, step.key)):
-            if not (folder / CURVES).is_file():
-                continue
-            state = "finished" if store.has(step.name, step.key) else "running, or stopped"
-            n_steps = recipe.grpo.steps if step.name == "grpo" and recipe.grpo.epochs is None else None
-            lines = curves.view(curves.read_curves(folder), n_steps)
-            return Text("\n".join([f"{recipe.name}: {step.name} {step.key}, {state}", *lines]))
-    return None
+            live.update(Text(training.newest_curves() or nothing), refresh=True)
 
 
 @app.command()
@@ -327,30 +292,11 @@ def check(
     if recipe is not None and "=" in recipe:
         hint = f"Name one before overrides: sqltrain check miniature {recipe}"
         raise RecipeError(f"there is no recipe {recipe!r}", hint)
-    names = recipes.recipe_names() if recipe is None else [recipe]
     with Bars(terminal.console) as bars:
-        loading = recipe_check.check_loading(names, words)
-        bars.say(loading.line())
-        loaded = recipes.load(recipe or "miniature", words)
-        margin = Rubric(loaded.rewards).margin() if loaded.rewards else None
-        if margin is not None and margin < 0:  # an ablation may mean it
-            bars.say(f"note: a wrong answer can be paid {-margin:g} more than a right one")
-        questions = recipe_check.read_questions(loaded, store, bars)
-        gold = recipe_check.check_gold_answers(loaded, [pool.questions for pool in questions.pools], bars)
-        bars.say(f"{gold.checked} gold SQL of {loaded.name}: {gold.full} earn the full reward")
-        health = recipe_check.check_health(loaded, questions, bars) if data else recipe_check.NO_HEALTH_CHECK
-    problems = [*loading.problems, *health.problems, *gold.problems]
+        checked = recipe_check.check_recipes(recipe, words, store, data, bars)
     if json_output:
-        emit(
-            {
-                "recipes": loading.n_recipes,
-                "variants": loading.n_variants,
-                "gold_checked": gold.checked,
-                "gold_full": gold.full,
-                **health.values,
-                "problems": problems,
-            }
-        )
+        emit(checked.values())
+    problems = checked.problems
     if problems:
         raise UserError(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}, the first: {problems[0]}")
 
@@ -399,51 +345,31 @@ def sweep(
       sqltrain sweep sql_trail/table7 data.sft.path=SPIDER data.rl.0.path=SYNSQL data.rl.1.path=SPIDER --plan
     """
     words, store = split_store(axes, store_folder)
-    is_table = "/" in what and not what.endswith((".yaml", ".yml"))  # a table's name, such as sql_trail/table6
-    if is_table:
-        cells, empty = sweep_plan.cells_of_paper_table(what, words, baseline, miniature)
-    elif miniature:
-        raise UserError("--miniature is for a paper's table", "A recipe has its own miniature: mini_sql_trail, ...")
-    else:
-        cells, empty = sweep_plan.cells_of_recipe(what, words, baseline)
-    forecast = list(sweep_plan.forecast(cells, store))
-    for line in forecast:
+    planned = plan_sweep(SweepRequest(what, words, baseline, miniature, out), store)
+    for line in planned.lines():
         say(line)
-    if empty.claim is not None and empty.claim.seconds:
-        say(f"about {empty.claim.seconds} s of processor time where nothing of it is there yet")
     if plan:
         if json_output:
-            lines = zip(cells, forecast, strict=False)  # the last line is the sum
-            to_make = {cell.name: line.removeprefix(f"{cell.name}: ") for cell, line in lines}
-            emit({"cells": to_make, "sum": forecast[-1]})
+            emit({"cells": planned.stages_to_make(), "sum": planned.forecast[-1]})
         return
-    key = recipes.digest([what, miniature, words, dict(empty.baseline)])
-    folder = out or store.root / "sweeps" / key
-    with writing_to(folder, sweep_plan.OUT_HINT):  # before the first cell is made
-        folder.mkdir(parents=True, exist_ok=True)
-    filled = replace(empty, cells=tuple(make_cells(cells, store, engine)))
-    sweep_plan.write_sweep(filled, folder)
-    tables = [sweep_table.table(filled)]
-    if filled.claim is not None:
-        tables.append(sweep_table.verdict_table(filled))
-    for line in "\n".join(map(formats.markdown, tables)).splitlines():
+    planned.make_folder()
+    filled = make_cells(planned, store, engine)
+    for line in filled.lines():
         say(line)
-    say(f"table  {folder / 'sweep.md'}")
-    say(f"page   {folder / sweep_plan.PAGE}")
-    errors = {cell.name: cell.error for cell in filled.cells if cell.error}
+    errors = filled.errors
     if json_output:
-        emit({"folder": str(folder), "failed": errors})
+        emit({"folder": str(filled.folder), "failed": errors})
     if errors:
         message = f"{len(errors)} of {len(filled.cells)} cells failed"
         raise UserError(message, "Their errors stand in the table; run it again.")
 
 
-def make_cells(cells: Sequence[sweep_plan.SweepCell], store: Store, engine: Engine) -> list[sweep_table.FinishedCell]:
+def make_cells(planned: PlannedSweep, store: Store, engine: Engine) -> FilledSweep:
     """Make the cells of a sweep; with Prefect one server serves all of them."""
     if engine == "plain":
-        return sweep_plan.fill(cells, store, lambda cell: terminal.run(cell.recipe, store, None), say)
+        return planned.fill(store, lambda cell: terminal.run(cell.recipe, store, None), say)
     from flows.prefect.pipeline import run_with_prefect
     from tasks.prefect_server import prefect_server
 
     with prefect_server():
-        return sweep_plan.fill(cells, store, lambda cell: run_with_prefect(cell.recipe, store, name=cell.name), say)
+        return planned.fill(store, lambda cell: run_with_prefect(cell.recipe, store, name=cell.name), say)

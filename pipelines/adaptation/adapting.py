@@ -24,7 +24,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import explicit_store_folder, split_store
 from pipelines.report import writer
-from pipelines.report.data import ReportData
+from pipelines.report.formats import ReportTable
 from pipelines.sql.schema import render
 from pipelines.stages import graph
 
@@ -132,13 +132,22 @@ class Adaptation:
             after=outcome.EvaluatedCheckpoint(after.folder, decision.challenger.stage, decision.challenger.key),
         )
 
-    def write_page(self, results: Results, decision: "AdaptationDecision", sides: "ComparedSides") -> ReportData:
-        """Write the page of the outcome, and return what it shows."""
+    def write_page(self, results: Results, decision: "AdaptationDecision", sides: "ComparedSides") -> list[ReportTable]:
+        """Write the page of the outcome, and return its tables but for that of the questions that are still failed."""
         test = results["test"].folder
         data = outcome.outcome_report(self.recipe, test, sides.before, sides.after, decision.verdict)
         with writing_to(self.page):
             writer.write(data, self.page)
-        return data
+        return [table for table in data.tables if table.slug != outcome.FAILED]
+
+    def outcome_lines(self, decision: "AdaptationDecision") -> list[str]:
+        """The decision, and what a person does next."""
+        lines = [decision.verdict, f"before and after, and what is still failed: {self.page}"]
+        if decision.may_serve:
+            lines.append(f"serve it: {self.serve_command()} --feedback feedback")
+        else:
+            lines.append(f"it does not serve; look at the page, add questions to the file, and run: {self.command}")
+        return lines
 
 
 @dataclass(frozen=True)

@@ -327,3 +327,50 @@ def check_health(recipe: Recipe, questions: CheckedQuestions, progress: Progress
     }
     problems = tuple(f"{counted.line}. {counted.hint}" for counted in counted_pools if counted.hint)
     return HealthCheck(problems, values)
+
+
+@dataclass(frozen=True)
+class RecipeCheck:
+    """The findings of `sqltrain check`."""
+
+    loading: LoadCheck
+    gold: GoldCheck
+    health: HealthCheck
+
+    @property
+    def problems(self) -> list[str]:
+        """All problems, in the order of the checks that matter most."""
+        return [*self.loading.problems, *self.health.problems, *self.gold.problems]
+
+    def values(self) -> dict[str, Any]:
+        """The findings as JSON values."""
+        return {
+            "recipes": self.loading.n_recipes,
+            "variants": self.loading.n_variants,
+            "gold_checked": self.gold.checked,
+            "gold_full": self.gold.full,
+            **self.health.values,
+            "problems": self.problems,
+        }
+
+
+def check_recipes(
+    name: str | None, overrides: Sequence[str], store: Store, with_health: bool, progress: Progress
+) -> RecipeCheck:
+    """Check that recipes load, and the questions of one.
+
+    Args:
+        name: a recipe; None to load all of them, and to check the questions of the miniature.
+        with_health: also report on the health of the gold SQL, and on what empty answers earn.
+    """
+    loading = check_loading(recipes.recipe_names() if name is None else [name], overrides)
+    progress.say(loading.line())
+    recipe = recipes.load(name or "miniature", overrides)
+    margin = Rubric(recipe.rewards).margin() if recipe.rewards else None
+    if margin is not None and margin < 0:  # an ablation may mean it
+        progress.say(f"note: a wrong answer can be paid {-margin:g} more than a right one")
+    questions = read_questions(recipe, store, progress)
+    gold = check_gold_answers(recipe, [pool.questions for pool in questions.pools], progress)
+    progress.say(f"{gold.checked} gold SQL of {recipe.name}: {gold.full} earn the full reward")
+    health = check_health(recipe, questions, progress) if with_health else NO_HEALTH_CHECK
+    return RecipeCheck(loading, gold, health)

@@ -1,0 +1,49 @@
+"""The training of a recipe while it runs: the curves of its newest training stage that has made a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.core.errors import DataError
+from pipelines.core.store import Store
+from pipelines.recipe.config import Recipe
+from pipelines.stages import graph
+from pipelines.training import watch
+from pipelines.training.plan import CURVES
+
+TRAINING = ("sft", "grpo")  # stages that train, in their order
+
+
+@dataclass(frozen=True)
+class WatchedTraining:
+    """The training stages of a recipe, made or not."""
+
+    recipe: Recipe
+    store: Store
+    steps: Sequence[graph.Step]  # training stages, in their order
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last training stage is made."""
+        last = self.steps[-1]
+        return self.store.has(last.name, last.key)
+
+    def newest_curves(self) -> str | None:
+        """The curves of the newest training stage that has made a step, as text; None if none has."""
+        for step in reversed(self.steps):
+            for folder in (step.folder, self.store.work(step.name, step.key)):
+                if not (folder / CURVES).is_file():
+                    continue
+                state = "finished" if self.store.has(step.name, step.key) else "running, or stopped"
+                grpo = self.recipe.grpo
+                n_steps = grpo.steps if step.name == "grpo" and grpo.epochs is None else None
+                lines = watch.view(watch.read_curves(folder), n_steps)
+                return "\n".join([f"{self.recipe.name}: {step.name} {step.key}, {state}", *lines])
+        return None
+
+
+def watched_training(recipe: Recipe, store: Store) -> WatchedTraining:
+    """The training of a recipe; an error if it trains nothing."""
+    steps = [step for step in graph.plan(recipe, store) if step.name in TRAINING]
+    if not steps:
+        raise DataError(f"recipe {recipe.name} trains nothing", f"Its stages: {', '.join(recipe.stages)}.")
+    return WatchedTraining(recipe, store, steps)
