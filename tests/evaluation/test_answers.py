@@ -27,7 +27,7 @@ from pipelines.evaluation import metrics, result_files
 from pipelines.evaluation.record_files import read_records
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Source
-from pipelines.report import page, terminal
+from pipelines.report import console_text, page
 from pipelines.report.data import ReportData, System
 from pipelines.rollout.engine import Timing
 from pipelines.rollout.policies.base import ScriptedPolicy
@@ -223,7 +223,7 @@ def test_an_evaluation_stops_asking_a_model_whose_first_answers_are_all_malforme
     data_ = ReportData(title="t", equality="strict", systems=(system,), examples={})
     (warning,) = page.warnings(data_)
     assert "base: 6 episodes were not asked" in warning
-    assert "not asked" in [column.name for column in terminal.figures({"base": data_.summaries[0]}).columns]
+    assert "not asked" in [column.name for column in console_text.figures_table({"base": data_.summaries[0]}).columns]
 
 
 def test_one_readable_answer_among_the_first_keeps_the_evaluation_going(evaluated):
