@@ -150,7 +150,7 @@ class LossFunction(NamedTuple):
     # it averages over each micro-batch by itself: its rows then stay together.
     by_micro_batch: bool = False
     trl: str = ""  # TRL's name of the same loss, whose code then computes it for the full track.
-    # Those settings of `grpo` about the importance ratio that change the loss; () for a loss without a ratio.
+    # Settings of `grpo` about the importance ratio that change the loss; () for a loss without a ratio.
     settings: tuple[str, ...] = RATIO_SETTINGS
 
 

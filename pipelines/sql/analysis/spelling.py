@@ -9,7 +9,7 @@ from pipelines.sql.analysis.name_resolution import scope_columns, scope_sources
 from pipelines.sql.analysis.parsing import parse
 from pipelines.sql.schema import Schema, written
 
-Spellings = Mapping[str, str]  # by lower-cased name
+Spellings = Mapping[str, str]  # key: a name in lower case
 
 
 def in_schema_words(sql: str, schema: Schema, engine: str = "sqlite") -> str | None:
@@ -49,7 +49,7 @@ def _spell_columns(scope: Scope, columns: Mapping[str, Spellings], schema: Schem
     Args:
         columns: the spellings of each table's columns, by its lower-cased name.
     """
-    tables: dict[str, Spellings] = {}  # by alias: of this SELECT, and behind them of those around it
+    tables: dict[str, Spellings] = {}  # key: an alias of this SELECT, or of one around it
     reads_only_tables = True
     for alias, source in scope_sources(scope):
         if isinstance(source, exp.Table) and source.name.lower() in columns:
@@ -89,7 +89,7 @@ def _drop_table_aliases(scope: Scope) -> None:
     """Call the tables of one SELECT by their own names, those of a self-join excepted."""
     sources = scope_sources(scope)
     names = [source.name.lower() if isinstance(source, exp.Table) else alias.lower() for alias, source in sources]
-    own_names: dict[str, str] = {}  # by alias
+    own_names: dict[str, str] = {}  # key: an alias
     for (alias, source), name in zip(sources, names, strict=True):
         if isinstance(source, exp.Table) and source.alias and not source.db and names.count(name) == 1:
             own_names[alias.lower()] = source.name
