@@ -91,8 +91,8 @@ def test_what_is_out_of_memory_is_not_called_corrupt(duckdb_shop):
     with SqlEngine(Limits(timeout_s=120, memory_mb=8), workers=1) as engine:
         (verdict,) = engine.verdicts([Pair(duckdb_shop, "SELECT 1", "SELECT 1")], ["strict"])
     assert verdict.broken
-    # Where memory ends differs: DuckDB says so, or its own invariants break, or the worker is too slow to say anything.
-    assert verdict.error_class in ("memory_limit", "internal", "timeout")
+    # Where memory ends differs by machine: DuckDB says so, its own invariants break, or the worker dies or is too slow.
+    assert verdict.error_class != "database_corrupt"
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 100, 20_000])
