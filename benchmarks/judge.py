@@ -33,6 +33,7 @@ from pipelines.serving.models import ENDPOINT
 from pipelines.sql.analyst import without_comments
 from pipelines.stages import graph
 from pipelines.stages.context import examples, trajectories
+from pipelines.stages.stage import Step
 from pipelines.teachers.experts import kappa
 
 BATCH = 512  # trajectories between two moves of the bar
@@ -120,7 +121,7 @@ def check(
     return figures
 
 
-def _answered(there: Sequence[graph.Step]) -> tuple[list[Trajectory], dict[str, Example]]:
+def _answered(there: Sequence[Step]) -> tuple[list[Trajectory], dict[str, Example]]:
     """What teachers and evaluated models answered, and the questions by id.
 
     An id is of one question within a pool alone, so here it begins with the stage that read the question.

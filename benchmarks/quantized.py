@@ -31,10 +31,11 @@ from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
 from pipelines.recipe.opening import open_recipe
 from pipelines.stages import find_evaluations
-from pipelines.stages.evaluation_stage import ENDPOINT
+from pipelines.stages.answerer import Answerer
+from pipelines.stages.evaluated_policy import ENDPOINT
 from pipelines.stages.evaluation_texts import read_texts
 from pipelines.stages.fingerprints import folder_digest
-from pipelines.stages.policy_evaluation import Answerer, evaluate_benchmark
+from pipelines.stages.policy_evaluation import evaluate_benchmark
 
 OVERRIDES = ("evaluation.samples=0", "evaluation.forced_single_turn=false")  # greedy answers alone
 START_S = 120.0

@@ -37,7 +37,7 @@ from page_sections import write_section
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_making
 from pipelines.stages.context import Silent, checkpoint_of
 
 QUESTIONS = 64  # of the evaluation's arms
@@ -64,7 +64,7 @@ def recipe_of(options: argparse.Namespace, *more: str) -> Recipe:
 def made(recipe: Recipe, store: Store, until: str) -> dict[str, Path]:
     """The folders of the stages up to one, by name; what the store lacks is made."""
     steps = graph.plan(recipe, store, until)
-    return {step.name: graph.execute(step, recipe, store, Silent(), steps).folder for step in steps}
+    return {step.name: stage_making.execute(step, recipe, store, Silent(), steps).folder for step in steps}
 
 
 # The arms of --speed: each prints one line of JSON.

@@ -48,8 +48,8 @@ from pipelines.curation import leakage
 from pipelines.recipe import recipes
 from pipelines.stages import data, data_sources, difficulty, filter_stage, gold_schema_stage
 from pipelines.stages.context import LEAKAGE, Context, Silent, examples_at
-from pipelines.stages.graph import StageResult
 from pipelines.stages.shards import Run
+from pipelines.stages.stage import StageResult
 
 DATABASES = 50
 POLL_S = 0.5

@@ -35,7 +35,7 @@ from pipelines.databases.schema_filter import CHARS_PER_TOKEN, SchemaFilter
 from pipelines.recipe import recipes
 from pipelines.sql.dialects.base import quoted
 from pipelines.sql.schema import Column, ForeignKey, Schema, Table, render
-from pipelines.stages import graph, prompt_fit
+from pipelines.stages import graph, prompt_fit, stage_making
 from pipelines.stages.context import Silent
 
 BUDGETS = (125, 250, 500, 1000, 2000, 4000)
@@ -222,7 +222,7 @@ def unfit(entries: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], sou
                         counts.append(None)  # its prompt shows no schema
                         continue
                     (step,) = graph.plan(recipe, store := Store(Path(temporary) / "store"), "test", among=("test",))
-                    folder = graph.execute(step, recipe, store, Silent(), [step]).folder
+                    folder = stage_making.execute(step, recipe, store, Silent(), [step]).folder
                     counts.append(sum(pool.unfit for pool in prompt_fit.count_prompts(recipe, {"test": folder})))
             table.add_row(name, f"{limit:,}", *("–" if count is None else str(count) for count in counts))
             found.append({"recipe": name, "tokens": limit, "unfit": counts})

@@ -25,7 +25,7 @@ from pipelines.core.store import MANIFEST, Store
 from pipelines.nightly.ledger import Ledger
 from pipelines.recipe import recipes
 from pipelines.recipe.recipes import digest
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_keys
 
 COMMANDS = (
     ("status",),
@@ -44,7 +44,7 @@ def make(store: Store, count: int) -> None:
     """Write `count` finished stages; some hundred chains are nights', the last of them is pinned."""
     recipe = recipes.load("miniature")
     stages = [next(each for each in graph.GRAPH if each.name == step.name) for step in graph.plan(recipe, store)]
-    about = {each.name: graph.deciding(each, recipe, {}, store) | {"made_by": facts()} for each in stages}
+    about = {each.name: stage_keys.deciding(each, recipe, {}, store) | {"made_by": facts()} for each in stages}
     ledger = Ledger(store, recipe.name)
     chains = range(-(-count // len(stages)))
     nights = set(chains[:: max(1, len(chains) // NIGHTS)])

@@ -27,6 +27,7 @@ from pipelines.evaluation.stats import Paired
 from pipelines.recipe.recipes import digest
 from pipelines.report import formats
 from pipelines.stages import graph
+from pipelines.stages.stage import Step
 from pipelines.sweeps import claims, paper_tables, sweep_plan
 from pipelines.sweeps import sweep_table as report
 from pipelines.sweeps.claims import Claim, Contrast, ContrastResult
@@ -76,7 +77,7 @@ def _settings(claim: Claim, cells: Sequence[sweep_plan.SweepCell]) -> str:
     return digest([claims.RULE, [contrast.model_dump(mode="json") for contrast in claim.contrasts], arms])[:12]
 
 
-def _made_by(plans: Iterable[Sequence[graph.Step]], store: Store) -> str:
+def _made_by(plans: Iterable[Sequence[Step]], store: Store) -> str:
     """The commits of the evaluations that are there, and the processors that made them."""
     words = set()
     for steps in plans:
@@ -128,7 +129,7 @@ def _decided(contrast: Contrast, row: Mapping[str, str]) -> ContrastResult:
     return ContrastResult(contrast, difference, by_seed, int(row["questions"]), verdict, could_be_shown)
 
 
-def _trainings(plans: Iterable[Sequence[graph.Step]]) -> dict[Path, float]:
+def _trainings(plans: Iterable[Sequence[Step]]) -> dict[Path, float]:
     """Processor seconds of each finished training that some cell needs."""
     spent = {}
     for steps in plans:

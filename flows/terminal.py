@@ -17,14 +17,14 @@ from rich.table import Column
 from rich.text import Text
 
 from pipelines.core.claims import claimed
-from pipelines.core.files import read_json
 from pipelines.core.store import Store
-from pipelines.core.types import from_dict
 from pipelines.evaluation.summary import Summary
 from pipelines.recipe.config import Recipe
 from pipelines.report import console_text
 from pipelines.report.console_text import plain
-from pipelines.stages import context, graph, preflight
+from pipelines.stages import context, graph, preflight, stage_making
+from pipelines.stages.checkpoint_summaries import checkpoint_summaries
+from pipelines.stages.stage import StageResult, Step
 
 if TYPE_CHECKING:
     from tasks.run import Tracker
@@ -38,7 +38,6 @@ FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  #
 JsonOutput = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line, for scripts.")]
 
 QUIET_SECONDS = 10.0
-MODELS = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 console = Console(highlight=False)
 
 
@@ -122,19 +121,19 @@ def say(words: str) -> None:
 
 # The plain run: the stage graph walked in this process, with tracking, and with no server.
 
-OnStage = Callable[[graph.StageResult, float], None]  # called after each stage with its wall-clock seconds
+OnStage = Callable[[StageResult, float], None]  # called after each stage with its wall-clock seconds
 
 
 def walk(
     recipe: Recipe,
     store: Store,
-    steps: Sequence[graph.Step],
+    steps: Sequence[Step],
     role: str = "",
     *,
     progress: context.Progress,
     tracker: "Tracker",
     on_stage: OnStage = lambda *_: None,
-) -> list[graph.StageResult]:
+) -> list[StageResult]:
     """Make the steps that the store lacks, in order.
 
     Args:
@@ -152,7 +151,7 @@ def walk(
         for step in steps:
             started = time.perf_counter()
             if is_cached:  # a run without work is not tracked, but a breach of a contract is still an error
-                result = graph.execute(step, recipe, store, progress, steps)
+                result = stage_making.execute(step, recipe, store, progress, steps)
                 contracts.check(result, recipe)
             else:
                 result = run_step(step, steps, recipe, store, progress, tracker, role)
@@ -164,7 +163,7 @@ def walk(
     return results
 
 
-def run(recipe: Recipe, store: Store, until: str | None) -> list[graph.StageResult]:
+def run(recipe: Recipe, store: Store, until: str | None) -> list[StageResult]:
     """A plain run with its progress on the screen."""
     return run_steps(recipe, store, graph.plan(recipe, store, until))
 
@@ -180,7 +179,7 @@ def run_steps(recipe: Recipe, store: Store, steps: Sequence[graph.Step]) -> list
         return walk(recipe, store, steps, progress=bars, tracker=tracker, on_stage=print_stage)
 
 
-def print_stage(result: graph.StageResult, seconds: float) -> None:
+def print_stage(result: StageResult, seconds: float) -> None:
     """Print a finished stage: its key, its time and its figures."""
     duration = "cached" if result.cached else f"{seconds:.1f} s"
     head = f"✓ {result.name:<16} {result.key}  {duration:<10}"
@@ -197,25 +196,31 @@ def print_stage(result: graph.StageResult, seconds: float) -> None:
 
 
 def print_results(
-    recipe: Recipe,
+    recipe: Recipe, store: Store, results: Sequence[StageResult], json_output: bool, extra_lines: Iterable[str] = ()
+) -> None:
+    """The end of a run: as `print_summaries`, of the checkpoints among the results."""
+    summaries = checkpoint_summaries(recipe, results)
+    print_summaries(recipe.name, store, results, summaries, json_output, extra_lines)
+
+
+def print_summaries(
+    recipe_name: str,
     store: Store,
-    results: list[graph.StageResult],
+    results: Sequence[StageResult],
+    summaries: Mapping[str, Mapping[str, Summary]],
     json_output: bool,
-    summaries: Mapping[str, Mapping[str, Summary]] | None = None,
     extra_lines: Iterable[str] = (),
 ) -> None:
-    """The end of a run: the EX figures, the paths of the results, and further lines.
+    """The EX figures, the paths of the results, and further lines.
 
     Args:
+        summaries: by benchmark and system.
         json_output: print all of it as one JSON object on the last line, too.
-        summaries: by benchmark and system; None for those of the checkpoints among the results.
         extra_lines: lines for a person below the figures.
     """
     by_name = {result.name: result for result in results}
     paths = _result_paths(by_name, store)
     console.print()
-    if summaries is None:
-        summaries = _checkpoint_summaries(recipe, results)
     if summaries:
         console_text.show_end(console, summaries, paths)
     else:
@@ -227,10 +232,10 @@ def print_results(
         stages = {}
         for name, result in by_name.items():
             stages[name] = {"key": result.key, "cached": result.cached, "metrics": result.metrics}
-        emit({"recipe": recipe.name, "stages": stages, "look": paths})
+        emit({"recipe": recipe_name, "stages": stages, "look": paths})
 
 
-def _result_paths(by_name: Mapping[str, graph.StageResult], store: Store) -> dict[str, str]:
+def _result_paths(by_name: Mapping[str, StageResult], store: Store) -> dict[str, str]:
     """The paths of reports, of the newest model, and the command of the tracking page, by label."""
     paths = {}
     for name, result in by_name.items():
@@ -243,14 +248,3 @@ def _result_paths(by_name: Mapping[str, graph.StageResult], store: Store) -> dic
     if tracking.exists():
         paths["tracking"] = f"mlflow ui --backend-store-uri sqlite:///{tracking}"
     return paths
-
-
-def _checkpoint_summaries(recipe: Recipe, results: Sequence[graph.StageResult]) -> dict[str, dict[str, Summary]]:
-    """The summaries of the evaluated checkpoints, by benchmark and by the time of their training."""
-    summaries: dict[str, dict[str, Summary]] = {}
-    for result in results:
-        if result.kind in MODELS:
-            summary = from_dict(Summary, read_json(result.folder / "summary.json"))
-            benchmark = graph.seen_by(result.name, recipe).benchmark.name
-            summaries.setdefault(benchmark, {})[MODELS[result.kind]] = summary
-    return summaries

@@ -16,7 +16,7 @@ from pipelines.core.errors import DataError, ResourceError, SqltrainError
 from pipelines.core.files import read_json, write_atomic, write_json
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.recipes import digest
-from pipelines.stages.graph import StageResult
+from pipelines.stages.stage import StageResult
 from tasks.checks import ROWS, Check, stage_checks
 
 if TYPE_CHECKING:

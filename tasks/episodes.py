@@ -26,7 +26,7 @@ from pipelines.evaluation.record_files import RECORDS, read_records
 from pipelines.recipe.config import Recipe
 from pipelines.serving.feedback import Feedback
 from pipelines.stages.context import examples
-from pipelines.stages.graph import StageResult, Step
+from pipelines.stages.stage import StageResult, Step
 from tasks import mlflow_client, models
 from tasks.mlflow_client import MlflowRun
 

@@ -28,7 +28,7 @@ from pipelines.core.store import Store
 from pipelines.nightly.ledger import PROD
 from pipelines.recipe.config import Recipe, Source
 from pipelines.report.console_text import stage_figures
-from pipelines.stages.graph import StageResult, Step, seen_by
+from pipelines.stages.stage import StageResult, Step, seen_by
 from tasks.contracts import markdown_cell
 from tasks.models import ALIASES, HEADLINE
 

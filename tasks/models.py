@@ -21,7 +21,7 @@ from pipelines.nightly.ledger import PROD, STAGING, Ledger
 from pipelines.protocols.base import PROMPTS
 from pipelines.recipe.config import ProtocolSection, Recipe
 from pipelines.recipe.recipes import digest
-from pipelines.stages.graph import StageResult, Step, benchmark_of
+from pipelines.stages.stage import StageResult, Step, benchmark_of
 from tasks import mlflow_client
 from tasks.mlflow_client import MlflowRun, own_uri, tracking_uri, without_password
 from tasks.served_model import write_folder

@@ -24,7 +24,7 @@ from prefect.states import Completed
 from pipelines.core.errors import BoundaryError, ResourceError, StoppedError
 from pipelines.core.store import Store
 from pipelines.recipe.config import Recipe
-from pipelines.stages import graph
+from pipelines.stages.stage import StageResult, Step
 from tasks import contracts, events
 from tasks.contracts import contract_markdown
 from tasks.prefect_server import retry_until_reachable
@@ -40,7 +40,7 @@ LEASE_S = 60.0  # the shortest lease that Prefect takes; its default is 300
 class Walk:
     """The arguments that all tasks of one flow run share."""
 
-    steps: Sequence[graph.Step]
+    steps: Sequence[Step]
     recipe: Recipe
     store: Store
     tracker: Tracker
@@ -129,14 +129,14 @@ def show(create: Callable[..., Any], *content: Any, **names: Any) -> None:
         get_run_logger().warning("not shown in the UI: %s", error)
 
 
-def uses_device(step: graph.Step, recipe: Recipe) -> bool:
+def uses_device(step: Step, recipe: Recipe) -> bool:
     """Whether a stage that is still to be made computes with a model: also a teacher that is the policy itself."""
     samples = step.name == "synthesize" and any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
     return not step.cached and (samples or step.name.startswith(ON_DEVICE))
 
 
 @contextlib.contextmanager
-def device_slot(step: graph.Step, recipe: Recipe) -> Iterator[None]:
+def device_slot(step: Step, recipe: Recipe) -> Iterator[None]:
     """The concurrency limit that guards the device, held while a stage that uses it is made.
 
     The lease is short: the slot of a run that was killed is free again soon. A run that cannot renew it goes on.
@@ -180,8 +180,8 @@ def is_worth_another_try(task: Any, run: Any, state: Any) -> bool:
     retry_delay_seconds=RETRY_DELAYS_S,
     retry_condition_fn=is_worth_another_try,
 )
-def run_stage(step: graph.Step, walk: Walk, needs: Sequence[graph.StageResult]) -> Any:
-    """Make one stage, or find it made: its `graph.StageResult`, a small reference and never data.
+def run_stage(step: Step, walk: Walk, needs: Sequence[StageResult]) -> Any:
+    """Make one stage, or find it made: its `StageResult`, a small reference and never data.
 
     A stage that is found made ends in the state `Cached`, so that the UI shows which ones a run made.
 

@@ -29,9 +29,9 @@ from pipelines.core.claims import claimed
 from pipelines.core.store import Store
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.recipes import digest
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_making
 from pipelines.stages.context import Progress
-from pipelines.stages.graph import StageResult, Step
+from pipelines.stages.stage import StageResult, Step, benchmark_of, seen_by
 from tasks import contracts, episodes, mlflow_client, models
 from tasks.mlflow_client import MAX_KEY, MAX_PARAM, MlflowNotes, MlflowRun, Row
 
@@ -57,7 +57,7 @@ def run_step(
 ) -> StageResult:
     """Make one step unless the store has it, check its contract, and record it; `Tracker.stage` explains `role`."""
     with tracker.stage(step, steps, recipe, role) as stage_run:
-        result = graph.execute(step, recipe, store, progress, steps)
+        result = stage_making.execute(step, recipe, store, progress, steps)
         try:
             contracts.check(result, recipe)
         finally:
@@ -182,7 +182,7 @@ class Tracker:
         with span(f"stage {step.name}", attributes) as note:
             run = MlflowRun(self.run.uri, self.run.store)
             label = f"{step.name} ({role})" if role else step.name
-            recipe_of_stage = graph.seen_by(step.name, recipe)
+            recipe_of_stage = seen_by(step.name, recipe)
             stage_run = StageRun(self, step, needs, recipe_of_stage, role, label, note, run)
             if not step.cached:
                 self.begin()
@@ -307,7 +307,7 @@ class StageRun:
             if (result.folder / name).is_file():
                 self.note(name, functools.partial(_log_file, run, result.folder / name))
         if result.kind == "report":
-            folder = graph.benchmark_of(result.name) or None  # the first benchmark's page lies on top
+            folder = benchmark_of(result.name) or None  # the first benchmark's page lies on top
             self.note("the report", lambda: _log_file(parent, result.folder / "report.html", folder))
         if result.name in TRAINING:
             self.note("its checkpoint", lambda: models.register(run, self.tracker.recipe, result))

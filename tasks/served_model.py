@@ -17,7 +17,7 @@ from pipelines.core.store import Store
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Recipe
 from pipelines.sql.dialects.dialect import engine_of_file
-from pipelines.stages.graph import StageResult
+from pipelines.stages.stage import StageResult
 
 CARD = "README.md"
 REFERENCE = "checkpoint.json"

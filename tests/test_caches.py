@@ -13,7 +13,7 @@ from pipelines.core.registry import PROTOCOLS
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Source
-from pipelines.stages import fingerprints, graph, stage_changes
+from pipelines.stages import fingerprints, graph, stage_changes, stage_keys, stage_making
 from pipelines.stages.context import Silent
 from tests.fakes import build_database
 
@@ -41,7 +41,7 @@ class World:
         for step in self.plan(*more):
             stage = next(stage for stage in graph.active(recipe) if stage.name == step.name)
             inputs = {other.name: other.key for other in self.plan(*more) if other.name in step.needs}
-            about = graph.deciding(stage, recipe, inputs, self.store)
+            about = stage_keys.deciding(stage, recipe, inputs, self.store)
             self.store.make(step.kind, step.key, lambda folder: None, about, lambda: None)
 
     def again(self, *more):
@@ -239,13 +239,13 @@ def test_a_stages_version(world, monkeypatch):
 
 
 def test_a_declared_librarys_version(world, monkeypatch):
-    installed = graph.version
-    monkeypatch.setattr(graph, "version", lambda name: "9.1.4" if name == "trl" else installed(name))
+    installed = stage_keys.version
+    monkeypatch.setattr(stage_keys, "version", lambda name: "9.1.4" if name == "trl" else installed(name))
     found = world.again()
     assert set(found) == MODELS - {"evaluate_model"}
     assert found["sft"].endswith("-> 9.1)")
     world.finish()
-    monkeypatch.setattr(graph, "version", lambda name: "9.1.5" if name == "trl" else installed(name))
+    monkeypatch.setattr(stage_keys, "version", lambda name: "9.1.5" if name == "trl" else installed(name))
     assert world.again() == {}, "a patch release mends what was wrong"
 
 
@@ -254,7 +254,7 @@ def test_manifests_name_what_made_them(tmp_path):
     recipe = recipes.load("miniature", [*pools, "data.rl=[]"])
     store = Store(tmp_path)
     steps = graph.plan(recipe, store, "data")
-    graph.execute(steps[-1], recipe, store, Silent(), steps)
+    stage_making.execute(steps[-1], recipe, store, Silent(), steps)
     made = store.manifest("data", steps[-1].key)["made_by"]
     assert set(made) == {"commit", "changed", "python", "libraries", "machine"}
     assert made["libraries"]["torch"].startswith("2.")

@@ -11,7 +11,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import CARD, folder_of, read_card, require_sound, write_card
 from pipelines.recipe.opening import open_recipe
 from pipelines.serving import models
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_making
 from pipelines.stages.context import Silent
 from tests.fakes import build_database
 
@@ -67,7 +67,7 @@ def test_the_model_stage_writes_the_card_and_says_where_an_answer_begins(tmp_pat
     recipe = recipes.load("miniature", [*few, "data.test.0.options.databases=1", "stages=[data]"])
     store = Store(tmp_path)
     steps = graph.plan(recipe, store)
-    made = {step.name: graph.execute(step, recipe, store, Silent(), steps) for step in steps}
+    made = {step.name: stage_making.execute(step, recipe, store, Silent(), steps) for step in steps}
     folder = made["model"].folder / "model"
     card = read_card(folder)
     assert card.inputs == {"data": made["data"].key}

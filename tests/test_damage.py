@@ -15,7 +15,7 @@ from pipelines.nightly import inbox
 from pipelines.nightly.ledger import Ledger
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Nightly
-from pipelines.stages import graph, train
+from pipelines.stages import graph, stage_making, train
 from pipelines.stages.context import Silent
 
 SMALL = [f"data.{pool}.options={{databases: 1, questions: 3}}" for pool in ("sft", "dev", "test.0")]
@@ -25,7 +25,7 @@ RECIPE = (*SMALL, "data.rl=[]", "rollout.processes=1", "stages=[data, synthesize
 def walk(recipe, store):
     progress, said, steps = Silent(), [], graph.plan(recipe, store)
     progress.say = said.append
-    return {step.name: graph.execute(step, recipe, store, progress, steps) for step in steps}, said
+    return {step.name: stage_making.execute(step, recipe, store, progress, steps) for step in steps}, said
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_a_damaged_stage_that_a_run_was_given_is_named_and_not_made_up(store):
     recipe = recipes.load("miniature", [*RECIPE, "synthesis.samples=2"])  # would make another one
     steps = graph.plan(recipe, store, "filter", given)
     with pytest.raises(DataError, match=r"synthesize/\w+ is damaged or gone, and this run does not make it"):
-        graph.execute(steps[-1], recipe, store, Silent(), steps)
+        stage_making.execute(steps[-1], recipe, store, Silent(), steps)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])

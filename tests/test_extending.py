@@ -28,7 +28,7 @@ from pipelines.rollout.policies import factories
 from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.schema import introspect
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_keys
 from pipelines.training import combinations
 from pipelines.training.losses import TrackBatch
 from tests.evaluation.evaluation_world import report_data
@@ -210,7 +210,9 @@ def test_a_plugins_code_decides_the_stages_that_use_it(folder, name, expected):
 
     def facts():
         recipe, store = recipes.load(str(folder / "mine.yaml")), Store(folder / "store")
-        return {stage.name: recipes.digest(graph.deciding(stage, recipe, {}, store)) for stage in graph.active(recipe)}
+        return {
+            stage.name: recipes.digest(stage_keys.deciding(stage, recipe, {}, store)) for stage in graph.active(recipe)
+        }
 
     before = facts()
     (folder / name).write_text(PARTS[name] + "# changed\n")

@@ -13,9 +13,10 @@ from pipelines.core.store import Store
 from pipelines.evaluation.record_files import RECORDS
 from pipelines.nightly import night
 from pipelines.recipe import recipes
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_making
+from pipelines.stages.answerer import named_answerer
 from pipelines.stages.context import Silent
-from pipelines.stages.policy_evaluation import named_answerer
+from pipelines.stages.stage import StageResult
 from tasks.events import accuracy_markdown
 
 
@@ -146,7 +147,7 @@ def test_an_evaluation_is_of_the_newest_checkpoint_that_a_recipe_has(tmp_path, t
 def made(store, *overrides):
     recipe = recipes.load("miniature", [*QUICK, *overrides])
     steps = graph.plan(recipe, store)
-    return recipe, [graph.execute(step, recipe, store, Silent(), steps) for step in steps]
+    return recipe, [stage_making.execute(step, recipe, store, Silent(), steps) for step in steps]
 
 
 @pytest.mark.slow
@@ -169,7 +170,7 @@ def test_one_more_benchmark_is_evaluated_and_shown_by_name_and_the_others_are_th
 
 def test_the_accuracy_of_a_run_stands_with_its_interval_and_its_number_of_questions():
     figures = {"ex": 0.5, "ex_low": 0.25, "ex_high": 0.75, "majority": 0.625, "n_questions": 1600}
-    result = graph.StageResult("evaluate_sft", "key", Path(), figures, False)
+    result = StageResult("evaluate_sft", "key", Path(), figures, False)
     head, _, row = accuracy_markdown([result], recipes.load("miniature")).splitlines()
     assert head == "| checkpoint | benchmark | questions | ex | ex_sampled | majority | pass_at_k |"
     assert row == "| sft | miniature_test | 1,600 | 50.0 [25.0, 75.0] |  | 62.5 |  |"
@@ -197,7 +198,7 @@ def test_a_night_decides_by_the_first_benchmark_alone(tmp_path):
         walked.extend(step.name for step in steps)
         steps[-1].folder.mkdir(parents=True)
         (steps[-1].folder / RECORDS).write_text("")
-        return [graph.StageResult(step.name, step.key, step.folder, {}, True) for step in steps]
+        return [StageResult(step.name, step.key, step.folder, {}, True) for step in steps]
 
     site = night.NightContext("miniature", (), recipe, Store(tmp_path / "store"), walk, walk)
     evaluated = night.evaluated(site, recipe, night.UntrainedModel("sft", "some_key"), "champion")

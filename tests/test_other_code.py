@@ -13,7 +13,7 @@ import pytest
 from pipelines.core.errors import BoundaryError
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_making, unfinished_work
 from pipelines.stages.context import Silent
 from tests.services.conftest import SMALL_DATA
 
@@ -35,21 +35,21 @@ def test_a_stage_resumes_from_the_work_of_the_same_code_alone(tmp_path, monkeypa
     monkeypatch.setattr("pipelines.stages.data.build_pools", interrupted)
     whys = []
     for digest in ("one", "one", "other"):
-        monkeypatch.setattr(graph, "code_digest", lambda digest=digest: digest)
+        monkeypatch.setattr(unfinished_work, "code_digest", lambda digest=digest: digest)
         (step,) = graph.plan(recipe, store, "data")
         whys.append(step.why)
         with pytest.raises(BoundaryError, match="interrupted"):
-            graph.execute(step, recipe, store, progress, [step])
+            stage_making.execute(step, recipe, store, progress, [step])
     assert whys[1:] == ["was interrupted: resumes", "was interrupted: the code has changed, begins anew"]
     assert found == [False, True, False]
     assert said == ["data: the code has changed since it was interrupted; begins anew"]
 
 
 def test_work_whose_code_is_not_noted_is_not_trusted(tmp_path):
-    assert graph.can_resume(tmp_path)
+    assert unfinished_work.can_resume(tmp_path)
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "00000.jsonl").write_text("{}\n")
-    assert not graph.can_resume(tmp_path)
+    assert not unfinished_work.can_resume(tmp_path)
 
 
 def command(home, *words):

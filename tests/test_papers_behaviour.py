@@ -27,7 +27,7 @@ from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.lexical import bigrams
 from pipelines.sql.schema import introspect
 from pipelines.stages import difficulty
-from pipelines.stages.evaluation_stage import passes
+from pipelines.stages.evaluation_passes import passes
 from pipelines.stages.synthesize import TeacherEngines
 from pipelines.teachers.experts import GradeSource
 from pipelines.teachers.policy import teacher_policies

@@ -13,7 +13,7 @@ from pipelines.core.store import Store
 from pipelines.databases.of_recipe import schemas
 from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
-from pipelines.stages import graph, preflight, prompt_fit, train
+from pipelines.stages import graph, preflight, prompt_fit, stage_making, train
 from pipelines.stages.context import Silent, examples
 from pipelines.stages.evaluation_request import EvaluationRequest, open_evaluation
 
@@ -142,7 +142,7 @@ def test_prompts_without_room_for_an_answer_stop_a_run_before_its_first_trajecto
     small = [f"data.{pool}.options={{databases: 3, questions: 4}}" for pool in ("sft", "rl.0", "dev", "test.0")]
     recipe, store = recipes.load("miniature", small), Store(tmp_path)
     steps = graph.plan(recipe, store, "synthesize")
-    folder = graph.execute(steps[0], recipe, store, Silent(), steps).folder
+    folder = stage_making.execute(steps[0], recipe, store, Silent(), steps).folder
     protocol, schema = build_protocol(recipe.protocol), schemas(recipe)
     words = [
         sum(len(text.split()) for _, text in protocol.prompt(one, schema(one.database), recipe.protocol.max_turns))
@@ -159,7 +159,7 @@ def test_prompts_without_room_for_an_answer_stop_a_run_before_its_first_trajecto
     with pytest.raises(
         RecipeError, match=rf"of 12 prompts of sft have no room for an answer in {longest} tokens: "
     ) as error:
-        graph.execute(graph.plan(asked, store, "synthesize")[-1], asked, store, Silent(), steps)
+        stage_making.execute(graph.plan(asked, store, "synthesize")[-1], asked, store, Silent(), steps)
     assert "data.linker=local" in str(error.value.hint)
     assert not (tmp_path / "synthesize").exists()
     # Each pool is held against the smallest budget of the stages that ask it, and the hint names its setting.

@@ -19,11 +19,12 @@ from pipelines.recipe.opening import open_recipe
 from pipelines.report import console_text, writer
 from pipelines.report.data import ReportData
 from pipelines.stages import evaluation_gate, find_evaluations, graph, policy_evaluation
+from pipelines.stages.answerer import Answerer
 from pipelines.stages.evaluation_gate import GateVerdict
 from pipelines.stages.evaluation_request import EvaluationRequest, OpenedEvaluation, open_evaluation
 from pipelines.stages.find_evaluations import EvaluationRun
-from pipelines.stages.policy_evaluation import Answerer
 from pipelines.stages.prediction_scoring import PredictionScore, ScoreRequest, prediction_scorer
+from pipelines.stages.stage import benchmark_of
 
 app = typer.Typer()
 
@@ -100,7 +101,7 @@ def evaluate_checkpoints(opened: OpenedEvaluation, json_output: bool, bounds: Ma
     store = opened.store
     results = terminal.run_steps(recipe, store, opened.steps)
     evaluations = [result for result in results if result.kind.startswith("evaluate")]
-    newest = {graph.benchmark_of(result.name): result for result in evaluations}
+    newest = {benchmark_of(result.name): result for result in evaluations}
     verdict = evaluation_gate.check_gate(evaluations, bounds, newest.values())
     terminal.print_results(recipe, store, results, json_output, extra_lines=verdict.lines)
     exit_by_gate(verdict)
@@ -136,7 +137,7 @@ def evaluate_policy(
             lines.append(each.benchmark)
         lines += each.lines
     verdict = evaluation_gate.check_gate(results, bounds or {})
-    terminal.print_results(recipe, store, results, json_output, summaries, [*lines, *verdict.lines])
+    terminal.print_summaries(recipe.name, store, results, summaries, json_output, [*lines, *verdict.lines])
     exit_by_gate(verdict)
 
 
@@ -264,7 +265,7 @@ def report(
         copy_page(page, out)
     say(str(out or page))
     for result in others:  # reports of further benchmarks
-        say(f"{graph.benchmark_of(result.name)}  {result.folder / 'report.html'}")
+        say(f"{benchmark_of(result.name)}  {result.folder / 'report.html'}")
 
 
 def copy_page(page: Path, out: Path) -> None:

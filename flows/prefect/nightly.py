@@ -20,7 +20,7 @@ from pipelines.nightly.ledger import Ledger, NightInProgress
 from pipelines.nightly.night import NightContext, night_title, run_night
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import split_store
-from pipelines.stages.graph import StageResult, Step
+from pipelines.stages.stage import StageResult, Step
 from tasks import contracts, events
 from tasks.events import night_markdown
 from tasks.models import announce_champion, announce_if_stale

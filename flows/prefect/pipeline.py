@@ -25,6 +25,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe, split_store
 from pipelines.stages import graph, preflight
+from pipelines.stages.stage import StageResult, Step, benchmark_of
 from tasks import events
 from tasks.events import accuracy_markdown, report_markdown, stage_rows
 from tasks.prefect_server import prefect_server, retry_until_reachable
@@ -62,13 +63,11 @@ def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
         raise
 
 
-def walk(
-    recipe: Recipe, store: Store, steps: Sequence[graph.Step], tracker: Tracker, role: str = ""
-) -> list[graph.StageResult]:
+def walk(recipe: Recipe, store: Store, steps: Sequence[Step], tracker: Tracker, role: str = "") -> list[StageResult]:
     """Walk steps of the stage graph inside a flow run, one task a stage, and publish what people want to see. `role` is
     what the stages are made for, where one run makes several of a name.
     """
-    done: dict[str, graph.StageResult] = {}
+    done: dict[str, StageResult] = {}
     preflight.check_run(recipe, steps)
     names = [(step.kind, step.key) for step in steps]
     try:
@@ -82,7 +81,7 @@ def walk(
     return list(done.values())
 
 
-def _run_step(step: graph.Step, shared: Walk, needed: list[graph.StageResult]) -> graph.StageResult:
+def _run_step(step: Step, shared: Walk, needed: list[StageResult]) -> StageResult:
     """Run a stage's task."""
     recipe = shared.recipe
     task: Any = run_stage.with_options(
@@ -94,12 +93,12 @@ def _run_step(step: graph.Step, shared: Walk, needed: list[graph.StageResult]) -
     )
     # quote() what is not a task result: Prefect matches results by id() and would add false edges to the lineage.
     state: Any = task(quote(step), quote(shared), needed)
-    result: graph.StageResult = state.result() if isinstance(state, State) else state  # a `Cached` one is a State
+    result: StageResult = state.result() if isinstance(state, State) else state  # a `Cached` one is a State
     return result
 
 
 def _publish(
-    recipe: Recipe, steps: Sequence[graph.Step], done: Mapping[str, graph.StageResult], tracker: Tracker
+    recipe: Recipe, steps: Sequence[Step], done: Mapping[str, StageResult], tracker: Tracker
 ) -> None:
     """Show the stages, the accuracy and the reports of a walk as artifacts."""
     show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
@@ -110,7 +109,7 @@ def _publish(
     for result in done.values():
         if result.kind != "report":
             continue
-        benchmark = graph.benchmark_of(result.name)
+        benchmark = benchmark_of(result.name)
         text = report_markdown(result.folder / "report.html", tracker.page, benchmark)
         about = f"The report of {benchmark}" if benchmark else "The report"
         key = artifact_key(*result.name.split("."))
@@ -136,7 +135,7 @@ def open_form(recipe: str, overrides: Sequence[str], store: str) -> tuple[Recipe
     return open_recipe(recipe, overrides)
 
 
-def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[graph.StageResult]]:
+def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[StageResult]]:
     """A flow with a form, that goes up to the latest of the stages `last`."""
 
     @flow(name=name, description=about, flow_run_name=f"{name} {{recipe}}", persist_result=False)
@@ -145,7 +144,7 @@ def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[
         common: CommonOverrides = UNCHANGED,
         overrides: Overrides = (),
         store: str = "",
-    ) -> list[graph.StageResult]:
+    ) -> list[StageResult]:
         """Run a recipe.
 
         Args:
@@ -178,7 +177,7 @@ def retrain(
     overrides: Overrides = (),
     store: str = "",
     gpu_pool: bool = False,
-) -> list[graph.StageResult]:
+) -> list[StageResult]:
     """The whole chain, from questions to the report.
 
     Args:
@@ -206,7 +205,7 @@ def retrain(
 @flow(name="make", flow_run_name="make {name}", persist_result=False)
 def make(
     name: str, recipe: dict[str, Any], store: str, given: dict[str, str], stages: list[str], role: str = ""
-) -> list[graph.StageResult]:
+) -> list[StageResult]:
     """Stages of a recipe that another flow has put together; deployed where the device is.
 
     Args:
@@ -228,8 +227,8 @@ def make(
 
 
 def walk_on_gpu(
-    recipe: Recipe, store: Store, steps: Sequence[graph.Step], tracker: Tracker, role: str = ""
-) -> list[graph.StageResult]:
+    recipe: Recipe, store: Store, steps: Sequence[Step], tracker: Tracker, role: str = ""
+) -> list[StageResult]:
     """As `walk`, but steps that use a device are made by a run of make/gpu, which is waited for."""
     if not any(uses_device(step, recipe) for step in steps):
         return walk(recipe, store, steps, tracker, role)
@@ -246,12 +245,12 @@ def walk_on_gpu(
     results = []
     for step in steps:
         metrics = read_json(step.folder / "metrics.json")
-        results.append(graph.StageResult(step.name, step.key, step.folder, metrics, step.cached))
+        results.append(StageResult(step.name, step.key, step.folder, metrics, step.cached))
     return results
 
 
 @flow(name="run", flow_run_name="{name}", persist_result=False)
-def resolved(name: str, recipe: Recipe, store: Path, until: str | None = None) -> list[graph.StageResult]:
+def resolved(name: str, recipe: Recipe, store: Path, until: str | None = None) -> list[StageResult]:
     """A recipe that the command line has resolved already: `sqltrain run NAME --engine prefect`."""
     opened = Store(store)
     with tracked(recipe, opened) as tracker:
@@ -259,7 +258,7 @@ def resolved(name: str, recipe: Recipe, store: Path, until: str | None = None) -
         return walk(recipe, opened, steps, tracker)
 
 
-def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None, name: str = "") -> list[graph.StageResult]:
+def run_with_prefect(recipe: Recipe, store: Store, until: str | None = None, name: str = "") -> list[StageResult]:
     """Run a recipe as a flow on the server that the user named, else on one that lives as long as the run. The flow run
     has this name, by default the recipe and its seed.
     """

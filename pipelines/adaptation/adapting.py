@@ -27,9 +27,10 @@ from pipelines.report import writer
 from pipelines.report.formats import ReportTable
 from pipelines.sql.schema import render
 from pipelines.stages import graph
+from pipelines.stages.stage import StageResult, Step
 
 Say = Callable[[str], None]
-Results = Mapping[str, graph.StageResult]  # finished stages by name
+Results = Mapping[str, StageResult]  # finished stages by name
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Adaptation:
     store_words: Sequence[str]  # the option of a command that names the same store; () for the default store
     recipe: Recipe
     store: Store
-    steps: Sequence[graph.Step]
+    steps: Sequence[Step]
     counts: Counts
     schema_chars: int  # length of the schema in a prompt
 
@@ -104,7 +105,7 @@ class Adaptation:
             champion += f"@{self.recipe.nightly.tier}"
         return shlex.join(["sqltrain", "serve", self.database, *self.store_words, "--model", champion])
 
-    def night_context(self, walk: night.Walk, check: Callable[[graph.StageResult, Recipe], object]) -> NightContext:
+    def night_context(self, walk: night.Walk, check: Callable[[StageResult, Recipe], object]) -> NightContext:
         """The context in which the adapted model is compared."""
         return NightContext(str(self.recipe_path), self.overrides, self.recipe, self.store, walk, check)
 

@@ -26,8 +26,9 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
 from pipelines.stages import graph
 from pipelines.stages.context import LEAKAGE, QUARANTINE, examples
+from pipelines.stages.stage import StageResult, Step
 
-Walk = Callable[[Recipe, Store, Sequence[graph.Step], str], list[graph.StageResult]]
+Walk = Callable[[Recipe, Store, Sequence[Step], str], list[StageResult]]
 CURATION = ("data", "test", "leakage", "synthesize", "filter", "gold_schema")
 TRAINING = ("sft", "grpo")
 RETRAINING = ("filter", "gold_schema", "sft", "difficulty", "grpo")  # stages that are made on a union
@@ -43,10 +44,10 @@ class NightContext:
     recipe: Recipe
     store: Store
     walk: Walk  # makes stages: the plain run, or Prefect; its last argument is their role, in a word
-    check: Callable[[graph.StageResult, Recipe], object]  # raises DataError if the stage breaks its contract
-    stages: list[graph.StageResult] = field(default_factory=list)  # stages that were made or found so far
+    check: Callable[[StageResult, Recipe], object]  # raises DataError if the stage breaks its contract
+    stages: list[StageResult] = field(default_factory=list)  # stages that were made or found so far
 
-    def make(self, recipe: Recipe, steps: Sequence[graph.Step], role: str = "") -> dict[str, graph.StageResult]:
+    def make(self, recipe: Recipe, steps: Sequence[Step], role: str = "") -> dict[str, StageResult]:
         """Make steps and remember their stages; the role of the challenger, whose figures nights compare, is ""."""
         finished = self.walk(recipe, self.store, steps, role)
         self.stages.extend(finished)
@@ -196,9 +197,9 @@ def _training_recipe(context: NightContext, start: Champion | None, data_key: st
     return recipe.model_copy(update=changes)
 
 
-def _finished(step: graph.Step) -> graph.StageResult:
+def _finished(step: Step) -> StageResult:
     """A step that is made already, as the stage whose contract is checked."""
-    return graph.StageResult(step.name, step.key, step.folder, {}, True)
+    return StageResult(step.name, step.key, step.folder, {}, True)
 
 
 def conclude(
@@ -297,7 +298,7 @@ def _check_drift(context: NightContext, base: Keys, batch: Keys) -> None:
             )
 
 
-def _held_out_repeats(steps: Sequence[graph.Step]) -> dict[str, str]:
+def _held_out_repeats(steps: Sequence[Step]) -> dict[str, str]:
     """Rows of a batch that ask a held-out question of the same database: id -> the held-out question's."""
     repeats = {}
     for step in steps:
@@ -310,7 +311,7 @@ def _held_out_repeats(steps: Sequence[graph.Step]) -> dict[str, str]:
     return repeats
 
 
-def _quarantine(store: Store, data_step: graph.Step) -> Path | None:
+def _quarantine(store: Store, data_step: Step) -> Path | None:
     """The file of a batch's bad rows, in the finished data stage or in the one that failed."""
     work = store.work(data_step.kind, data_step.key)
     for folder in (data_step.folder, work):
@@ -393,7 +394,7 @@ def _held_out_records(
 
 def evaluated(
     context: NightContext, recipe: Recipe, checkpoint: Challenger | Champion | UntrainedModel, role: str
-) -> graph.StageResult:
+) -> StageResult:
     """A checkpoint's evaluation on held-out questions; that of an earlier night is found in the store."""
     name = f"evaluate_{checkpoint.stage}"
     stages = [stage for stage in recipe.stages if stage in ("gold_schema", checkpoint.stage)]

@@ -322,3 +322,15 @@ def single_turn(protocol: config.ProtocolSection) -> tuple[config.ProtocolSectio
     prompt = prompts.get(protocol.reasoning, protocol.prompt)
     changes = {"prompt": prompt, "max_turns_eval": 1, "forced_final": False}
     return protocol.model_copy(update=changes), 1
+
+
+def check_prompts(protocol: config.ProtocolSection, at_once: bool) -> None:
+    """Refuse a protocol whose prompt file is missing or damaged; stages without prompts precede others that need it.
+
+    Args:
+        at_once: check the prompt of an agent that must answer in one turn, too.
+    """
+    build_protocol(protocol).read_prompt()
+    if at_once:
+        in_one_turn, _ = single_turn(protocol)
+        build_protocol(in_one_turn).read_prompt()

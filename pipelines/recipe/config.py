@@ -481,6 +481,11 @@ class Synthesis(Section):
         """The mix, or the one teacher."""
         return self.mix or (self.teacher,)
 
+    @property
+    def teaches_itself(self) -> bool:
+        """Whether the recipe's own policy is one of the teachers."""
+        return any(teacher.kind == "policy" for teacher in self.teachers)
+
 
 class Filter(Section):
     """Format and execution filtering, then SQL-Trail's selection of demonstrations (A.6)."""

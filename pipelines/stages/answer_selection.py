@@ -49,12 +49,12 @@ def select_answers(
     """
     by_id = {question.id: question for question in questions}
     samples = _unbroken_samples(episodes)
-    asker = Asker.named(selector.removeprefix(MERGE), ctx.responses)
     read_schema = schemas(ctx.recipe)
     form = EQUALITIES[ctx.recipe.headline].form
     sign = functools.partial(signature, form=form)
     with sql_engine(ctx.recipe) as sql:
         cases = _cases(samples, by_id, sql)
+        asker = Asker.named(selector.removeprefix(MERGE), ctx.responses)
         if selector.startswith(MERGE):
             texts = experts.merge_answers(asker, cases, read_schema, sign, sql.execute_many)
             sampled_questions = {question: by_id[question] for question in samples}

@@ -105,7 +105,8 @@ def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example
     frame = every_example.filter(pl.col("pool").is_in(pools))
     if part is not None:
         frame = frame.filter(pl.col("part") == part)
-    return resolve_locations(frames.from_frame(frame, Example), folder)
+    in_pools = frames.from_frame(frame, Example)
+    return resolve_locations(in_pools, folder)
 
 
 def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:

@@ -20,7 +20,8 @@ from pipelines.rollout.engine import episode_seed
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies.factories import policy
 from pipelines.stages.context import Context, examples_at, rows_of, single_thread
-from pipelines.stages.shards import Run, Shards, policy_for_shards
+from pipelines.stages.served_policy import serve_policy
+from pipelines.stages.shards import Run, Shards
 
 
 def score_difficulty(ctx: Context) -> None:
@@ -64,7 +65,7 @@ def _score_rows(ctx: Context, rows: Sequence[int]) -> pl.DataFrame:
     """A `ScoredQuestion` for each row of the data stage; a question whose episodes all broke has none."""
     shards = Shards(rows, ctx.recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(rows), "questions")
-    with policy_for_shards(ctx, shards, ctx.checkpoint) as recipe:
+    with serve_policy(ctx, ctx.checkpoint, not shards.is_complete()) as recipe:
         args = (recipe, ctx.checkpoint, ctx.inputs["data"])
         shards.run(make_scoring_run, args, recipe.rollout.processes, ctx.progress, recipe.rollout.dask)
     tables = [pl.DataFrame(schema=difficulty.COLUMNS)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pipelines.core.errors import UserError
 from pipelines.evaluation.record_files import read_records
-from pipelines.stages.graph import StageResult
+from pipelines.stages.stage import StageResult
 
 
 @dataclass(frozen=True)

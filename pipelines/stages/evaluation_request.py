@@ -11,15 +11,16 @@ from pipelines.core.rows import kind_of
 from pipelines.core.store import Store
 from pipelines.databases import named
 from pipelines.databases.of_recipe import served_tokens
+from pipelines.protocols.base import check_prompts
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe, split_store
 from pipelines.stages import graph
 from pipelines.stages.added_benchmarks import benchmarks_override
-from pipelines.stages.evaluation_stage import ENDPOINT, ORACLE
+from pipelines.stages.answerer import Answerer, checkpoint_answerer, named_answerer
+from pipelines.stages.evaluated_policy import ENDPOINT, ORACLE
 from pipelines.stages.gguf_folders import model_folder
 from pipelines.stages.newest_model import TRAINED, plan_without_training
-from pipelines.stages.policy_evaluation import Answerer, checkpoint_answerer, named_answerer
-from pipelines.stages.preflight import check_prompts
+from pipelines.stages.stage import Step
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class OpenedEvaluation:
     recipe: Recipe
     store: Store
     answerer: Answerer | None  # the policy to evaluate; None for the recipe's own checkpoints
-    steps: Sequence[graph.Step] = ()  # stages that evaluate the recipe's own checkpoints; none with an answerer
+    steps: Sequence[Step] = ()  # stages that evaluate the recipe's own checkpoints; none with an answerer
 
 
 def open_evaluation(request: EvaluationRequest, say: Callable[[str], None]) -> OpenedEvaluation:
@@ -66,7 +67,7 @@ def open_evaluation(request: EvaluationRequest, say: Callable[[str], None]) -> O
         recipe, store = open_recipe(request.recipe, [*words, *more], request.store_folder, checkpoint)
     if request.model is None:
         return OpenedEvaluation(recipe, store, None, _checkpoint_steps(request, recipe, store, say))
-    check_prompts(recipe, evaluates=True)
+    check_prompts(recipe.protocol, recipe.evaluation.forced_single_turn)
     if checkpoint is None:
         return OpenedEvaluation(recipe, store, named_answerer(request.model))
     return OpenedEvaluation(recipe, store, checkpoint_answerer(request.model, checkpoint, recipe))
@@ -74,7 +75,7 @@ def open_evaluation(request: EvaluationRequest, say: Callable[[str], None]) -> O
 
 def _checkpoint_steps(
     request: EvaluationRequest, recipe: Recipe, store: Store, say: Callable[[str], None]
-) -> Sequence[graph.Step]:
+) -> Sequence[Step]:
     """The stages that evaluate the recipe's own checkpoints; one's own questions start no training."""
     if request.questions is None:
         steps = graph.plan(recipe, store, "evaluate")

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.benchmarks import base
-from pipelines.benchmarks.prompt_schema import NO_ENDPOINT
 from pipelines.core.errors import DataError, RecipeError, ResourceError
 from pipelines.core.files import read_json, sha256, write_atomic
 from pipelines.core.registry import PROTOCOLS
 from pipelines.core.store import Store
 from pipelines.databases import card, named
-from pipelines.protocols.one_action import SCRIPTED, Ask
-from pipelines.recipe.config import MERGE, ProtocolSection, Recipe, Source
+from pipelines.endpoints.client import endpoint
+from pipelines.recipe.config import ProtocolSection, Recipe, Source
 from pipelines.recipe.recipes import digest
 from pipelines.rewards.panel import RUBRIC, endpoint_of
 from pipelines.rollout import gguf_model
 from pipelines.sql.dialects.base import identity
+from pipelines.stages.asked_endpoints import asked_endpoints
 
 CACHE = "digests.json"
 SETTLED_S = 2.0  # A file changed later than that may change again within one tick of its file system's clock.
@@ -126,16 +126,14 @@ def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
 def _database_identities(sources: Sequence[Source], store: Path) -> set[str]:
     """The identities of the databases that sources name; one that ends in "/" stands for all of a server's."""
     digests = Digests(store)
-    identities = set()
+    locations: list[str] = []
     for source in sources:
         if source.path:
-            for file in digests.files(source, _path(source)):
-                identities.add(identity(str(file)))
+            locations += map(str, digests.files(source, _path(source)))
     digests.save()
     for source in sources:
-        for address in base.addresses(source):
-            identities.add(identity(address))
-    return identities
+        locations += base.addresses(source)
+    return {identity(location) for location in locations}
 
 
 def _card_digest(database_card: card.DatabaseCard) -> str:
@@ -222,47 +220,20 @@ def walk_files(path: Path, ancestors: frozenset[tuple[int, int]] = frozenset()) 
                 yield from walk_files(entry, ancestors | {folder})
 
 
-def asked_endpoints(recipe: Recipe, stage: str) -> Iterator[str | None]:
-    """The endpoints that a stage asks, by name; None for a teacher that is one and names none."""
-    if stage in ("data", "test"):
-        if stage == "data":
-            yield from recipe.data.cleaners
-        if recipe.data.linker not in NO_ENDPOINT:
-            yield recipe.data.linker
-    elif stage == "synthesize":
-        for teacher in recipe.synthesis.teachers:
-            if teacher.kind == "endpoint":
-                yield teacher.endpoint
-    elif stage in ("gold_schema", "test_schema"):
-        yield from recipe.gold_schema.extractors
-    elif stage == "grpo":
-        judge = endpoint_of(recipe.rewards)
-        if judge is not None:
-            yield judge
-    elif stage.startswith("evaluate") and recipe.evaluation.selector:
-        yield recipe.evaluation.selector.removeprefix(MERGE)
-    if recipe.protocol.name == Ask.name and stage.startswith(("synthesize", "difficulty", "grpo", "evaluate")):
-        user = recipe.protocol.options.get("user", SCRIPTED)
-        if user != SCRIPTED:
-            yield user
-
-
 def endpoint_fingerprints(recipe: Recipe, stage: str) -> dict[str, Any]:
     """The model behind each endpoint that a stage asks, and the other fields of its entry that decide its answers.
 
     The address is not part of it: the same model behind another port answers the same. A name without an entry has
     None; whether it is needed is checked before a run begins.
     """
-    from pipelines.endpoints.client import endpoint
-
     asked = asked_endpoints(recipe, stage)
     names = sorted({name for name in asked if name is not None})
+    judge = endpoint_of(recipe.rewards)
     entries: dict[str, Any] = dict.fromkeys(names)
     for name in names:
         with contextlib.suppress(RecipeError):
             entry = endpoint(name)
             entries[name] = entry.model_dump(mode="json", include=ANSWER_FIELDS)
-    judge = endpoint_of(recipe.rewards)
     if judge is not None and judge in names:
         entries["rubric"] = digest(RUBRIC)
     return entries

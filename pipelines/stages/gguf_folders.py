@@ -15,6 +15,7 @@ STAGE = "gguf"  # a stage of the store that no recipe has
 
 def gguf_folder(file: Path, store: Store, say: Callable[[str], None]) -> Path:
     """The plain checkpoint folder of a GGUF file, in the store; it is made at the file's first use."""
+    key = gguf_key(file, store)
 
     def build(work: Path) -> None:
         say(f"{file.name} is read into a plain folder, once; it takes a minute or more")
@@ -23,7 +24,6 @@ def gguf_folder(file: Path, store: Store, say: Callable[[str], None]) -> Path:
 
     about = {"file": file.name, "version": gguf_model.VERSION}
     waiting = f"another run is reading {file.name}; waiting"
-    key = gguf_key(file, store)
     folder = store.make(STAGE, key, build, about, lambda: say(waiting))
     return folder / "model"
 

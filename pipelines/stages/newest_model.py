@@ -8,6 +8,7 @@ from pipelines.core.errors import DataError
 from pipelines.core.store import Store
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
+from pipelines.stages.stage import Step
 
 TRAINED = ("sft", "grpo")  # stages that make a checkpoint by training
 EVALUATION = ("test", "test_schema")  # stages that an evaluation needs besides a checkpoint
@@ -29,7 +30,7 @@ def newest_model(recipe: Recipe, store: Store) -> Path:
 class CheckpointEvaluation:
     """The evaluation of a recipe's finished checkpoints on questions that its training knew nothing of."""
 
-    steps: Sequence[graph.Step]  # finished stages and the evaluations, of which none trains
+    steps: Sequence[Step]  # finished stages and the evaluations, of which none trains
     untrained: tuple[str, ...]  # training stages of the recipe that the store lacks, which are not evaluated
 
 
@@ -61,6 +62,6 @@ def plan_without_training(trained: Recipe, evaluated: Recipe, store: Store) -> C
     allowed = {*finished, *EVALUATION, *(f"evaluate_{name}" for name in finished)}
     if "data" in finished:
         allowed.add("leakage")
-    names = {stage.name for stage in graph.active(evaluated) if graph.kind_of(stage.name) in allowed}
+    names = {stage.name for stage in graph.active(evaluated) if stage.kind in allowed}
     steps = graph.plan(evaluated, store, "evaluate", finished, names)
     return CheckpointEvaluation(steps, tuple(untrained))

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 SHOWN = 5  # databases that a message names
 NEAR = 0.2  # Prompts within this share of an episode's tokens are counted in tokens, the others are estimated.
 CountTokens = Callable[[str], int]
+_COUNTED: set[tuple[str, ...]] = set()  # recipes, and folders of questions, whose prompts this process has counted
 
 
 @dataclass(frozen=True)
@@ -149,15 +150,14 @@ def count_prompts(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
     """
     if not folders:
         return []
+    pools = [pool for pool in bounded_pools(recipe) if pool.step in folders]
     first_folder = next(iter(folders.values()))
     store = Store(first_folder.parent.parent)
     count_tokens, is_exact = token_counter(recipe, store)
     protocol = build_protocol(recipe.protocol)
     schema = schemas(recipe)
     fits = []
-    for pool in bounded_pools(recipe):
-        if pool.step not in folders:
-            continue
+    for pool in pools:
         turns = recipe.protocol.max_turns
         if pool.pool == "test":
             turns = recipe.protocol.max_turns_eval
@@ -212,6 +212,24 @@ def _sft_budgets(recipe: Recipe) -> dict[str, int]:
     if "sft" in recipe.stages:
         budgets["sft.max_tokens"] = recipe.sft.max_tokens
     return budgets
+
+
+def note_unfit_prompts(recipe: Recipe, folders: Mapping[str, Path], say: Callable[[str], None]) -> None:
+    """Count, once in a process, the questions whose prompts have no room for an answer, and say so.
+
+    Args:
+        folders: those of the stages `data` and `test`, by step; those that are not made yet are left out.
+
+    Raises:
+        RecipeError: more than `data.max_unfit_share` of a pool.
+    """
+    finished = {name: folder for name, folder in folders.items() if folder.is_dir()}
+    key = (recipe.model_dump_json(), *map(str, finished.values()))
+    if key in _COUNTED:
+        return
+    for line in require_fit(recipe, finished):
+        say(f"note: {line}")
+    _COUNTED.add(key)
 
 
 def require_fit(recipe: Recipe, folders: Mapping[str, Path]) -> list[str]:

@@ -18,7 +18,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import read_yaml
 from pipelines.rewards.panel import Rubric
 from pipelines.sql import health as gold_health
-from pipelines.stages import graph, prompt_fit
+from pipelines.stages import graph, prompt_fit, stage_making
 from pipelines.stages.context import Progress, examples
 
 NO_PATH = "{} without a path: these questions are not checked"
@@ -111,7 +111,7 @@ def read_questions(recipe: Recipe, store: Store, progress: Progress) -> CheckedQ
     steps = graph.plan(recipe, store, among=stages_with_questions(recipe, progress.say))
     folders: dict[str, Path] = {}
     for step in steps:
-        result = graph.execute(step, recipe, store, progress, steps)
+        result = stage_making.execute(step, recipe, store, progress, steps)
         folders[step.name] = result.folder
     identities: set[tuple[str, ...]] = set()
     pools = []

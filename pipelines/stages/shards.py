@@ -22,7 +22,6 @@ from pipelines.core.errors import BoundaryError, ResourceError
 from pipelines.core.files import write_atomic
 from pipelines.core.store import SHARDS
 from pipelines.databases import card
-from pipelines.recipe.config import Recipe
 from pipelines.stages.context import Context, Progress
 
 if TYPE_CHECKING:
@@ -250,21 +249,6 @@ class Shards(Generic[Item]):
         """What the shards hold, in the order of the items."""
         for index in range(len(self)):
             yield from self.read(index)
-
-
-@contextlib.contextmanager
-def policy_for_shards(ctx: Context, shards: Shards[Any], checkpoint: str | None) -> Iterator[Recipe]:
-    """Serve the policy of a checkpoint while shards are made; servers are started only if some are missing.
-
-    It gives the recipe with the servers' addresses. The checkpoint is None if something else answers.
-    """
-    if checkpoint is None or shards.is_complete():
-        yield ctx.recipe
-        return
-    from pipelines.rollout.policies.factories import serving
-
-    with serving(checkpoint, ctx.recipe, ctx.folder, ctx.progress.say) as served:
-        yield served.recipe
 
 
 def run_over_rows(

@@ -1,4 +1,4 @@
-"""Why a stage must run: the differences between what decides its result and the nearest finished one."""
+"""Why a stage must run: it is damaged, was interrupted, or differs from the nearest finished one in what decides it."""
 
 import contextlib
 import json
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.files import folder_names
-from pipelines.core.store import MANIFEST
+from pipelines.core.store import MANIFEST, Store
+from pipelines.stages.stage import CACHED
+from pipelines.stages.unfinished_work import can_resume
 
 COMPARED = 20  # finished stages of a kind, the newest ones, that a plan is compared with
 SHOWN = 4  # causes of one stage
@@ -16,6 +18,21 @@ ABSENT = "nothing"
 # Parts of a manifest that decide a result; inputs come last, for they change elsewhere.
 KINDS = ("recipe", "sources", "cards", "weights", "prompt", "endpoints", "version", "plugins", "libraries", "inputs")
 Point = tuple[str, ...]  # a kind, then the names on the way to a plain value
+
+
+def why_to_make(kind: str, key: str, about: Mapping[str, Any], store: Store) -> str:
+    """Why a stage must run; `CACHED` if it need not.
+
+    Args:
+        about: everything that decides its result.
+    """
+    if store.has(kind, key):
+        damage = store.damage(kind, key, whole=False)
+        return f"damaged: {damage[0]}" if damage else CACHED
+    work = store.work(kind, key)
+    if work.is_dir():
+        return f"was interrupted: {'resumes' if can_resume(work) else 'the code has changed, begins anew'}"
+    return nearest_changes(store.root / kind, about) or "not made yet"
 
 
 def nearest_changes(folder: Path, about: Mapping[str, Any]) -> str:

@@ -22,7 +22,8 @@ from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import Policy
 from pipelines.stages.context import COSTS, Context, examples
 from pipelines.stages.gguf_folders import gguf_folder
-from pipelines.stages.shards import Run, Shards, policy_for_shards
+from pipelines.stages.served_policy import serve_policy
+from pipelines.stages.shards import Run, Shards
 from pipelines.teachers.policy import HintedPolicy, OpenAIPolicy, pick, teacher_policies
 
 SHARD = 512  # questions of a shard for the oracle or the policy: the loss of a killed run in each process
@@ -45,7 +46,7 @@ def synthesize(ctx: Context) -> None:
     ctx.progress.begin(ctx.stage, len(questions), "questions")
     processes = 1 if buys_answers else ctx.recipe.rollout.processes
     checkpoint = factories.teaching(ctx.recipe) if teaches_itself else None
-    with policy_for_shards(ctx, shards, checkpoint) as recipe:
+    with serve_policy(ctx, checkpoint, not shards.is_complete()) as recipe:
         shards.run(make_synthesis_run, (recipe, ctx.responses), processes, ctx.progress)
     trajectories = _read_trajectories(shards)
     frames.write(ctx.folder / DATA, frames.to_frame(trajectories))

@@ -7,6 +7,7 @@ from pipelines.core.errors import DataError
 from pipelines.core.store import Store
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
+from pipelines.stages.stage import Step
 from pipelines.training import watch
 from pipelines.training.plan import CURVES
 
@@ -19,7 +20,7 @@ class WatchedTraining:
 
     recipe: Recipe
     store: Store
-    steps: Sequence[graph.Step]  # training stages, in their order
+    steps: Sequence[Step]  # training stages, in their order
 
     @property
     def is_finished(self) -> bool:

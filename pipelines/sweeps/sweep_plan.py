@@ -21,6 +21,7 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.report import formats
 from pipelines.stages import graph
+from pipelines.stages.stage import Step
 from pipelines.sweeps import paper_tables
 from pipelines.sweeps.sweep_page import render_sweep
 from pipelines.sweeps.sweep_table import ROW, SEED, FinishedCell, Sweep, cell_title, table, verdict_table
@@ -322,7 +323,7 @@ def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
     return f"teacher {teacher}; judge {judge}; schema {schema}"
 
 
-def _evaluated(cell: SweepCell, store: Store) -> tuple[graph.Step, graph.Step]:
+def _evaluated(cell: SweepCell, store: Store) -> tuple[Step, Step]:
     """The evaluation that a cell shows, and the stage that made the checkpoint."""
     steps = {step.name: step for step in graph.plan(cell.recipe, store)}
     evaluated = []

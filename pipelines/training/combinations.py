@@ -8,8 +8,8 @@ from pipelines.core.types import Action, ActionKind, StopReason, Trajectory, Tur
 from pipelines.protocols import knowledge
 from pipelines.protocols.base import Protocol, build_protocol
 from pipelines.recipe.config import Recipe
+from pipelines.rollout.policies.factories import IN_PROCESS
 
-IN_PROCESS = "transformers"  # the policy that is the network under training itself
 SCHEMA = "schema"  # the track up to the proposed schema
 ANSWER = "SELECT 1"
 PROPOSAL = knowledge.proposal(["t"], {})

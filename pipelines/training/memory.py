@@ -15,7 +15,7 @@ from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.registry import LOSSES
 from pipelines.recipe.config import Model, Recipe
 from pipelines.rollout.gguf_model import config_of, is_gguf
-from pipelines.training.combinations import IN_PROCESS
+from pipelines.rollout.policies.factories import IN_PROCESS
 from pipelines.training.samples import LIKE_ROWS, micro_rows
 
 Way = Literal["full", "zero2", "zero3", "lora", "qlora"]

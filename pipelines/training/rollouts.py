@@ -24,10 +24,10 @@ from pipelines.rollout.engine import MAX_LEADING_FAILURES, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import Policy
+from pipelines.rollout.policies.factories import IN_PROCESS
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.teachers.experts import GradeSource
 from pipelines.training import advantages
-from pipelines.training.combinations import IN_PROCESS
 from pipelines.training.plan import Plan
 from pipelines.training.samples import track_mask
 

@@ -7,7 +7,7 @@ from pipelines.core.store import Store
 from pipelines.core.types import Database, Example
 from pipelines.curation import leakage
 from pipelines.recipe import recipes
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_making
 from pipelines.stages.context import Silent
 from tests.fakes import build_database
 
@@ -104,7 +104,7 @@ def test_the_data_stage_reports_each_training_pool(tmp_path):
     recipe, store = recipes.load("miniature", changes), Store(tmp_path / "store")
     steps = graph.plan(recipe, store, among=("data", "test", "leakage"))
     for step in steps:
-        graph.execute(step, recipe, store, Silent(), steps)
+        stage_making.execute(step, recipe, store, Silent(), steps)
     assert read_json(steps[0].folder / "leakage.json")["rl"]["leaks"] == []  # of the dev pool
     found = read_json(steps[-1].folder / "leakage.json")
     assert found["sft"]["same_database"] == {"exact": 0, "normalised": 0, "sql": 0}

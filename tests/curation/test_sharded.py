@@ -14,7 +14,7 @@ from pipelines.core.errors import ResourceError
 from pipelines.core.store import Store
 from pipelines.databases import card
 from pipelines.recipe import recipes
-from pipelines.stages import graph, shards
+from pipelines.stages import graph, shards, stage_making
 from pipelines.stages.context import Silent
 from tests.services.conftest import wait_for
 from tests.sql.servers import children
@@ -31,7 +31,7 @@ def walk(store, until, *overrides):
     recipe = recipes.load("miniature", [*SMALL, *overrides])
     steps = graph.plan(recipe, store, until)
     for step in steps:
-        graph.execute(step, recipe, store, Silent(), steps)
+        stage_making.execute(step, recipe, store, Silent(), steps)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from pipelines.recipe import recipes
 from pipelines.sql.dialects.base import identity
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import render
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_making
 from pipelines.stages.context import Silent, examples, trajectories
 from tests.fakes import build_database, kept_text
 
@@ -78,7 +78,7 @@ def test_no_stage_keeps_anything_hidden(shop, tmp_path):
     put_card(shop)
     recipe, store = recipe_of("synthesis.teacher.error_rate=1.0"), Store(tmp_path / "store")
     steps = graph.plan(recipe, store, until="synthesize")
-    done = {step.name: graph.execute(step, recipe, store, Silent(), steps) for step in steps}
+    done = {step.name: stage_making.execute(step, recipe, store, Silent(), steps) for step in steps}
 
     data = done["data"].folder
     kept = examples(data, "sft")

@@ -32,7 +32,7 @@ from pipelines.report.data import ReportData, System
 from pipelines.rollout.engine import Timing
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.policies.factories import device
-from pipelines.stages import data, evaluation_stage, report, shards
+from pipelines.stages import data, evaluation_episodes, malformed_guard, question_evaluation, report, shards
 from pipelines.stages.answer_latency import Latency, answer_costs, note_latency, read_latencies
 from pipelines.stages.context import Context, Silent, examples, trajectories
 from pipelines.stages.evaluation_texts import count_left_out, read_texts, write_texts
@@ -186,18 +186,18 @@ def evaluated(tmp_path, monkeypatch):
     build_database(tmp_path / "harbour.sqlite", "CREATE TABLE ship (name TEXT); INSERT INTO ship VALUES ('Aurora');")
     rows = [{"question": f"q{n}", "database": "harbour.sqlite", "sql": f"SELECT {n}"} for n in range(QUESTIONS)]
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(evaluation_stage, "FIRST_EPISODES", 3)
+    monkeypatch.setattr(malformed_guard, "FIRST_EPISODES", 3)
     settings = ["include=data/own", f"data.test.0.path={tmp_path / 'mine.jsonl'}"]
     settings += ["rollout.processes=1", "evaluation.samples=0", "evaluation.forced_single_turn=false"]
 
     def run(say, shard=2):
-        monkeypatch.setattr(evaluation_stage, "evaluated_policy", lambda *_: ScriptedPolicy(say))
+        monkeypatch.setattr(evaluation_episodes, "evaluated_policy", lambda *_: ScriptedPolicy(say))
         recipe = recipes.load("sql_trail", [*settings, f"rollout.shard={shard}"])
         for name in ("test", "evaluation"):
             (tmp_path / name).mkdir()
         data.build_test(Context("test", recipe, tmp_path / "test", {}, Silent()))
         asked = Context("evaluate", recipe, tmp_path / "evaluation", {"test": tmp_path / "test"}, Silent())
-        evaluation_stage.evaluate_questions(asked, examples(tmp_path / "test", "test"), "model", None)
+        question_evaluation.evaluate_questions(asked, examples(tmp_path / "test", "test"), "model", None)
         return tmp_path / "evaluation"
 
     return run

@@ -19,7 +19,7 @@ from flows import cli
 from pipelines.core.errors import RecipeError
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_keys
 from tasks import contracts
 from tests.fakes import build_database
 
@@ -225,7 +225,9 @@ def store(tmp_path):
     for step in graph.plan(recipe, made):
         stage = next(stage for stage in graph.GRAPH if stage.name == step.kind)
         inputs = {other.name: other.key for other in graph.plan(recipe, made) if other.name in step.needs}
-        made.make(step.kind, step.key, lambda folder: None, graph.deciding(stage, recipe, inputs, made), lambda: None)
+        made.make(
+            step.kind, step.key, lambda folder: None, stage_keys.deciding(stage, recipe, inputs, made), lambda: None
+        )
     return made
 
 

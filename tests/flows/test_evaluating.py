@@ -24,9 +24,11 @@ from pipelines.core.store import Store
 from pipelines.databases import card
 from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
-from pipelines.stages import data, evaluation_stage, graph, policy_evaluation
+from pipelines.stages import data, evaluated_policy, evaluation_keys, graph, held_out_questions, policy_evaluation
+from pipelines.stages.answerer import Answerer, named_answerer
 from pipelines.stages.context import Context, Silent, examples
 from pipelines.stages.evaluation_request import EvaluationRequest, open_evaluation
+from pipelines.stages.question_evaluation import evaluate_questions
 from tests.fakes import build_database
 
 ROOT = Path(__file__).parents[2]
@@ -108,9 +110,7 @@ def spider2(harbour):
 
 
 def oracle(store, name, *overrides):
-    evaluating.evaluate_policy(
-        recipes.load(name, [*QUICK, *overrides]), Store(store), policy_evaluation.named_answerer("oracle"), True
-    )
+    evaluating.evaluate_policy(recipes.load(name, [*QUICK, *overrides]), Store(store), named_answerer("oracle"), True)
 
 
 def figures_of(store):
@@ -235,16 +235,16 @@ def test_another_page_asks_nothing_again_and_an_edited_prompt_for_one_turn_is_pu
     store, mine = tmp_path / "store", ("include=data/own", f"data.test.0.path={own}")
     mine += ("evaluation.forced_single_turn=true",)
     oracle(store, "sql_trail", *mine)
-    before, digest_of = answers(store), policy_evaluation.prompt_digest
-    monkeypatch.setitem(policy_evaluation.VERSIONS, "report", 1000)
+    before, digest_of = answers(store), evaluation_keys.prompt_digest
+    monkeypatch.setitem(evaluation_keys.VERSIONS, "report", 1000)
     oracle(store, "sql_trail", *mine)
     assert answers(store) == before
     assert len(list(store.glob("evaluations/*"))) == 2  # and the new page is written
-    monkeypatch.setitem(policy_evaluation.VERSIONS, "evaluate_model", 1000)
+    monkeypatch.setitem(evaluation_keys.VERSIONS, "evaluate_model", 1000)
     oracle(store, "sql_trail", *mine)
     assert len(answers(store)) == 2 * len(before)
     monkeypatch.setattr(
-        policy_evaluation, "prompt_digest", lambda one: digest_of(one) + "edited" * (one.prompt == "single")
+        evaluation_keys, "prompt_digest", lambda one: digest_of(one) + "edited" * (one.prompt == "single")
     )
     oracle(store, "sql_trail", *mine)
     assert len(answers(store)) == 3 * len(before)
@@ -278,7 +278,7 @@ def evaluated(folder, source, *overrides):
         (folder / name).mkdir(parents=True)
     data.build_test(Context("test", recipe, folder / "test", {}, Silent()))
     asked = Context("evaluate", recipe, folder / "evaluation", {"test": folder / "test"}, Silent())
-    evaluation_stage.evaluate_questions(asked, examples(folder / "test", "test"), evaluation_stage.ORACLE, None)
+    evaluate_questions(asked, examples(folder / "test", "test"), evaluated_policy.ORACLE, None)
     return folder / "evaluation"
 
 
@@ -348,8 +348,8 @@ def test_gc_takes_nothing_from_under_an_evaluation(tmp_path, monkeypatch):
         claimed.extend(stage for run in live_runs(store) for stage, _ in run["stages"])
         raise InterruptedError
 
-    monkeypatch.setattr(policy_evaluation.graph, "execute", stop)
-    oracle = policy_evaluation.Answerer(evaluation_stage.ORACLE, "oracle", {})
+    monkeypatch.setattr(held_out_questions.stage_making, "execute", stop)
+    oracle = Answerer(evaluated_policy.ORACLE, "oracle", {})
     with pytest.raises(InterruptedError):
         policy_evaluation.evaluate_benchmark(recipes.load("miniature", SMALL), store, oracle, Bars(terminal.console))
     assert claimed == ["test", "test_schema"]

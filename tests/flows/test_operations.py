@@ -29,7 +29,7 @@ from pipelines.report.console_text import stage_figures
 from pipelines.report.formats import ReportTable, TableColumn
 from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import ScriptedPolicy
-from pipelines.stages import graph
+from pipelines.stages.stage import StageResult
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def test_bars_and_lines_of_stages_fit_80_columns(monkeypatch, terminal):
     out = Console(file=io.StringIO(), highlight=False, width=80, force_terminal=terminal, color_system=None)
     monkeypatch.setattr(screen, "console", out)
     metrics = {"questions": 800, "pass_rate": 0.8156, "zero_variance_share": 0.6687, "balanced": 265, "explore": 28}
-    result = graph.StageResult("difficulty", "c34af7f371c821cb", Path("x"), metrics, False)
+    result = StageResult("difficulty", "c34af7f371c821cb", Path("x"), metrics, False)
 
     def walk(recipe, store, steps, progress, tracker, on_stage):
         progress.begin("evaluate_grpo", 2835, "questions")

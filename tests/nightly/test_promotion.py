@@ -23,9 +23,9 @@ from pipelines.nightly.promotion import HeldOutRecords, decide_promotion, distan
 from pipelines.nightly.union import UnionPart, unite
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Nightly
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_making
 from pipelines.stages.context import Silent, examples, trajectories
-from pipelines.stages.graph import StageResult
+from pipelines.stages.stage import StageResult
 from tests.evaluation.evaluation_world import RECORD
 from tests.nightly import farms
 
@@ -139,7 +139,7 @@ def test_drift_sees_other_levels_and_other_lengths_but_nothing_in_a_handful():
 
 def curated(store, recipe):
     steps = graph.plan(recipe, store, "gold_schema")
-    return {step.name: graph.execute(step, recipe, store, Silent(), steps).key for step in steps}
+    return {step.name: stage_making.execute(step, recipe, store, Silent(), steps).key for step in steps}
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from pipelines.core.types import Action, ActionKind, Database, ExecutionStatus, 
 from pipelines.recipe.config import Recipe
 from pipelines.sql.diagnoses import Diagnosis
 from pipelines.stages import graph
+from pipelines.stages.stage import Stage
 from tests.evaluation.evaluation_world import RECORD
 
 FARMS = Database("farms", "sqlite", "databases/farms.sqlite")
@@ -81,9 +82,9 @@ def make_report(ctx):
 
 
 TOY = (
-    graph.Stage("filter", 1, ("filter", "seed"), (), "pipelines.stages.toy:make_filter", "demonstrations"),
-    graph.Stage("sft", 1, ("sft", "seed"), ("filter",), "pipelines.stages.toy:make_sft", "training"),
-    graph.Stage(
+    Stage("filter", 1, ("filter", "seed"), (), "pipelines.stages.toy:make_filter", "demonstrations"),
+    Stage("sft", 1, ("sft", "seed"), ("filter",), "pipelines.stages.toy:make_sft", "training"),
+    Stage(
         "evaluate_sft",
         1,
         ("evaluation", "benchmark.count"),
@@ -92,7 +93,7 @@ TOY = (
         "EX",
         by_benchmark=True,
     ),
-    graph.Stage(
+    Stage(
         "report",
         1,
         ("name", "benchmark.name"),

@@ -16,7 +16,7 @@ from pipelines.core.errors import DataError, SqltrainError
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Contracts, Recipe
 from pipelines.stages.data import note_leakage
-from pipelines.stages.graph import StageResult
+from pipelines.stages.stage import StageResult
 from tasks import contracts
 from tasks.checks import Check
 from tasks.contracts import contract_html, contract_markdown

@@ -21,6 +21,7 @@ from pipelines.recipe.config import Benchmark
 from pipelines.serving.feedback import Feedback
 from pipelines.stages import graph
 from pipelines.stages.context import Silent
+from pipelines.stages.stage import Step
 from tasks import episodes, mlflow_client, models
 from tasks import run as tracking
 from tasks.mlflow_client import MlflowNotes, error_line, flatten, metric_name, to_metrics
@@ -161,7 +162,7 @@ def test_a_benchmarks_questions_become_an_evaluation_dataset_once(recipe, store)
     folder = store.folder("test", "k1")
     folder.mkdir(parents=True)
     frames.write(folder / "data.parquet", frames.to_frame(asked, extra=[{"pool": "test", "part": 0}] * len(asked)))
-    test = graph.Step("test", "k1", folder, cached=True, why="", needs=())
+    test = Step("test", "k1", folder, cached=True, why="", needs=())
     with Tracker(recipe, store, pytest.fail) as tracker:
         tracker.begin()
         for _ in range(2):
@@ -394,6 +395,7 @@ from pathlib import Path
 from pipelines.recipe import recipes
 from pipelines.core.errors import DataError
 from pipelines.stages import graph
+from pipelines.stages.stage import StageResult
 from pipelines.core.store import Store
 from tasks.run import Tracker
 
@@ -403,7 +405,7 @@ try:
     with Tracker(recipe, store, print, "a night") as tracker:
         tracker.recorder.off = True
         with tracker.stage(data, [], recipe, "batch") as stage_run:
-            stage_run.record(graph.StageResult("data", data.key, data.folder, {"quarantined": 2.0}, False))
+            stage_run.record(StageResult("data", data.key, data.folder, {"quarantined": 2.0}, False))
         with tracker.stage(synthesize, [], recipe):
             raise DataError("no teacher answers")
 except DataError:

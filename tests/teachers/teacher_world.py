@@ -4,7 +4,7 @@ import json
 import sqlite3
 
 from pipelines.recipe import recipes
-from pipelines.stages import graph
+from pipelines.stages import graph, stage_making
 from pipelines.stages.context import Silent
 
 KEY = "sk-very-secret-0123456789"
@@ -38,5 +38,5 @@ def recipe_of(databases, *more):
 def make(recipe, store, until):
     steps = graph.plan(recipe, store, until)
     for step in steps:
-        graph.execute(step, recipe, store, Silent(), steps)
+        stage_making.execute(step, recipe, store, Silent(), steps)
     return steps[-1].folder

@@ -36,8 +36,8 @@ from pipelines.rewards.outcome import make_outcomes
 from pipelines.serving.agent import Agent, QuestionBudget
 from pipelines.serving.models import open_model
 from pipelines.stages import answer_selection
+from pipelines.stages.answerer import named_answerer
 from pipelines.stages.context import examples, trajectories
-from pipelines.stages.policy_evaluation import named_answerer
 from pipelines.teachers import experts
 
 SAMPLES = ("evaluation.samples=3", "evaluation.ks=[1, 3]", "evaluation.forced_single_turn=false", "rollout.shard=4")

@@ -44,7 +44,7 @@ from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.user import simulated_user
 from pipelines.sql.engine import Limits, SqlEngine
 from pipelines.sql.schema import Column, Schema, Table, introspect
-from pipelines.stages import fingerprints
+from pipelines.stages.asked_endpoints import asked_endpoints
 from pipelines.stages.context import examples, trajectories
 from pipelines.teachers import experts
 from pipelines.teachers.policy import HINT
@@ -110,10 +110,8 @@ def test_a_judge_that_weighs_nothing_asks_nobody(tmp_path, music):
     assert grade([wrong], {"q1": question(1, music)}) == [wrong]
     assert grade.take_used() == {}
     panel = "rewards=[{term: exec}, {term: judge, weight: 0, options: {by: gone}}]"
-    assert list(fingerprints.asked_endpoints(recipes.load("miniature", [panel]), "grpo")) == []
-    assert list(fingerprints.asked_endpoints(recipes.load("miniature", [panel, "rewards.judge.weight=2"]), "grpo")) == [
-        "gone"
-    ]
+    assert list(asked_endpoints(recipes.load("miniature", [panel]), "grpo")) == []
+    assert list(asked_endpoints(recipes.load("miniature", [panel, "rewards.judge.weight=2"]), "grpo")) == ["gone"]
 
 
 def test_how_far_a_judge_is_trusted_by_hand(asker, music):
@@ -528,4 +526,4 @@ def test_a_user_whose_endpoint_fails_breaks_the_episode(tmp_path, servers, name_
 def test_the_model_that_plays_the_user_is_part_of_a_stages_key():
     for options, asked in (({"user": "teacher"}, True), ({}, False)):
         recipe = recipe_of(1).model_copy(update={"protocol": ProtocolSection(name="ask", options=options)})
-        assert ("teacher" in fingerprints.asked_endpoints(recipe, "evaluate_test")) is asked
+        assert ("teacher" in asked_endpoints(recipe, "evaluate_test")) is asked

@@ -13,8 +13,10 @@ from pipelines.recipe.config import Recipe
 from pipelines.rollout.policies import replicas, served_weights
 from pipelines.rollout.policies.base import Policy
 
+IN_PROCESS = "transformers"  # the policy that decodes in this process; under training it is the network itself
 
-@register("transformers")
+
+@register(IN_PROCESS)
 def local_policy(checkpoint: str, recipe: Recipe) -> Policy:
     """A checkpoint decoded in this process, on the device that the recipe's hardware names."""
     from pipelines.rollout.model_loading import load
@@ -70,6 +72,21 @@ def device(recipe: Recipe, number: int) -> str:
     if not count:
         raise ResourceError("this machine has no CUDA device", "Set hardware.device=auto, or cpu.")
     return f"cuda:{number % count}"
+
+
+def require_policy(recipe: Recipe, decodes: bool, trains: bool) -> None:
+    """Refuse a recipe whose policy lacks a device or servers here.
+
+    Args:
+        decodes: whether stages that train nothing make rollouts with it.
+        trains: whether GRPO trains it.
+    """
+    decodes_here = decodes and recipe.rollout.policy == IN_PROCESS
+    if decodes_here and recipe.hardware.device == "cuda":
+        device(recipe, 0)
+    check_servers = POLICIES[recipe.rollout.policy].check_servers
+    if check_servers is not None and (decodes or trains):
+        check_servers(recipe, trains)
 
 
 def policy(checkpoint: str, recipe: Recipe) -> Policy:

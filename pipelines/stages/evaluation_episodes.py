@@ -1,0 +1,99 @@
+"""The episodes of an evaluation's shard: a policy answers questions in every pass, and each answer is judged."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.core.files import write_lines
+from pipelines.core.types import Example, SchemaItems, Trajectory
+from pipelines.curation.gold_schema import gold_schemas
+from pipelines.environment.core import Environment, RolloutMode
+from pipelines.evaluation import evaluate
+from pipelines.evaluation.error_analysis import Schemas
+from pipelines.evaluation.record_files import EvaluatedEpisode
+from pipelines.recipe.config import Recipe
+from pipelines.rollout.engine import episode_seed
+from pipelines.rollout.episode import EpisodeRequest
+from pipelines.sql.engine import SqlEngine
+from pipelines.stages.answer_latency import TIMING, note_latency
+from pipelines.stages.evaluated_policy import counter_of_tokens, evaluated_policy
+from pipelines.stages.evaluation_passes import EvaluationPass, passes
+from pipelines.stages.kept_answers import KeptAnswers
+from pipelines.stages.shards import Run
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges the trajectories of a pass."""
+
+    recipe: Recipe
+    sql: SqlEngine
+    schema: Schemas
+    gold_schemas: Mapping[str, SchemaItems] | None  # by question; None takes the gold SQL's own items
+
+    def __call__(
+        self, evaluation_pass: EvaluationPass, questions: Sequence[Example], trajectories: Sequence[Trajectory]
+    ) -> list[EvaluatedEpisode]:
+        """The trajectories over some questions with their records, in order."""
+        by_id = {question.id: question for question in questions}
+        records = evaluate.evaluate(
+            trajectories,
+            by_id,
+            self.sql,
+            self.schema,
+            self.recipe.equalities,
+            evaluation_pass.mode,
+            self.gold_schemas,
+        )
+        return [
+            EvaluatedEpisode(evaluation_pass.name, trajectory, record)
+            for trajectory, record in zip(trajectories, records, strict=True)
+        ]
+
+
+def make_evaluation_run(
+    recipe: Recipe, answerer: str, responses: Path, gold: Path | None, answers: Path | None = None
+) -> Run:
+    """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
+    environment = Environment(recipe, responses=responses)
+    judge = Judge(recipe, environment.sql, environment.schema, gold_schemas(gold))
+    model = evaluated_policy(answerer, recipe, responses)
+    take_bought = counter_of_tokens(model)
+
+    def play(requests: Sequence[EpisodeRequest], evaluation_pass: EvaluationPass, timing: Path) -> list[Trajectory]:
+        """Run episodes, and note their latency."""
+        mode = RolloutMode(evaluation_pass.sampling, evaluation_pass.max_turns, evaluation_pass.protocol)
+        engine = environment.engine(model, mode)
+        trajectories = engine.run(requests)
+        note_latency(timing, evaluation_pass.name, len(trajectories), engine.timing, take_bought())
+        return trajectories
+
+    def answer(questions: Sequence[Example], evaluation_pass: EvaluationPass, timing: Path) -> list[Trajectory]:
+        """The trajectories of a pass, kept or new, in the order of questions and samples."""
+        kept = KeptAnswers(None if answers is None else answers / evaluation_pass.answers_key)
+        by_question = {question.id: kept.read(question) for question in questions}
+        requests = []
+        for question in questions:
+            for sample in range(evaluation_pass.samples):
+                if sample not in by_question[question.id]:
+                    seed = episode_seed(recipe.seed, question.id, sample)
+                    requests.append(EpisodeRequest(question, sample, seed))
+        if requests:
+            for trajectory in play(requests, evaluation_pass, timing):
+                by_question[trajectory.example_id][trajectory.sample] = trajectory
+        for question in {request.example.id: request.example for request in requests}.values():
+            kept.write(question, by_question[question.id])
+        return [by_question[question.id][sample] for question in questions for sample in range(evaluation_pass.samples)]
+
+    def run(questions: Sequence[Any], path: Path) -> str:
+        timing = path.parent.parent / TIMING
+        episodes: list[EvaluatedEpisode] = []
+        for evaluation_pass in passes(recipe):
+            trajectories = answer(questions, evaluation_pass, timing)
+            episodes += judge(evaluation_pass, questions, trajectories)
+        write_lines(path, (episode.shard_row() for episode in episodes))
+        scores = [episode.record.score(recipe.headline) for episode in episodes if episode.pass_name == "greedy"]
+        return f"greedy {100 * sum(scores) / max(1, len(scores)):.0f} %"
+
+    return run

@@ -1,0 +1,120 @@
+"""The files of an evaluation: trajectories, records, the summary, and the stage's figures."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipelines.core import frames
+from pipelines.core.files import write_json, write_lines
+from pipelines.core.frames import DATA
+from pipelines.core.types import Example, to_dict
+from pipelines.databases.of_recipe import sql_engine
+from pipelines.evaluation import summary
+from pipelines.evaluation.metrics import execution_accuracy, unbroken, value_of
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.evaluation.record_files import RECORDS, SELECTED, SINGLE_TURN, EvaluatedEpisode
+from pipelines.evaluation.stats import Estimate
+from pipelines.evaluation.voting import Rule
+from pipelines.recipe.config import Recipe
+from pipelines.sql.engine import Pair
+from pipelines.sql.equalities.official import r_ves
+from pipelines.stages.answer_latency import EFFICIENCY
+from pipelines.stages.context import Context
+from pipelines.stages.evaluation_texts import count_left_out
+
+
+def write_evaluation(
+    ctx: Context,
+    questions: Sequence[Example],
+    episodes: Sequence[EvaluatedEpisode],
+    selector_figures: Mapping[str, float],
+) -> None:
+    """Write every trajectory (`data.parquet`), every record (`records.jsonl`), the summary and its figures."""
+    _write_episodes(ctx.folder, episodes)
+    _write_figures(ctx, episodes, selector_figures)
+    if ctx.recipe.evaluation.r_ves:
+        _write_efficiency(ctx, questions, episodes)
+
+
+def _write_episodes(folder: Path, episodes: Sequence[EvaluatedEpisode]) -> None:
+    """Write the trajectories of all passes but the single-turn one, and the records of all."""
+    with_trajectory = [episode for episode in episodes if episode.pass_name != SINGLE_TURN]
+    trajectories = [episode.trajectory for episode in with_trajectory]
+    pass_names = [{"pass": episode.pass_name} for episode in with_trajectory]
+    frames.write(folder / DATA, frames.to_frame(trajectories, extra=pass_names))
+    write_lines(folder / RECORDS, (episode.record_row() for episode in episodes))
+
+
+def _write_figures(ctx: Context, episodes: Sequence[EvaluatedEpisode], selector_figures: Mapping[str, float]) -> None:
+    """Write `summary.json`, and the stage's metrics."""
+    recipe = ctx.recipe
+    settings = recipe.evaluation
+    evaluated = _records_of(episodes, "greedy", "sampled")
+    figures = summary.summarise(
+        evaluated, recipe.headline, settings.ks, Rule.of(settings), recipe.seed, settings.metrics
+    )
+    figures = dataclasses.replace(figures, left_out=count_left_out(ctx.inputs["test"]))
+    write_json(ctx.folder / "summary.json", to_dict(figures))
+    at_once = _records_of(episodes, SINGLE_TURN)
+    probing = [record for record in at_once if record.needs_probe]
+    ctx.metrics(
+        {
+            **headline(figures),
+            **figures.flat(),
+            **_accuracy("ex_at_once", at_once, recipe),
+            **_accuracy("ex_at_once_probe", probing, recipe),
+            **selector_figures,
+            **_accuracy("ex_selected", _records_of(episodes, SELECTED), recipe),
+        }
+    )
+
+
+def _write_efficiency(ctx: Context, questions: Sequence[Example], episodes: Sequence[EvaluatedEpisode]) -> None:
+    """Write R-VES of the greedy answers to questions with a gold query, which an answer is timed against.
+
+    Wall-clock times differ with every run, so it goes to a side file. Without such an answer nothing is written.
+    """
+    with_gold = {question.id: question for question in questions if question.gold_sql}
+    greedy = unbroken(_records_of(episodes, "greedy"))
+    pairs = [
+        Pair.of(with_gold[record.example_id], record.final_sql) for record in greedy if record.example_id in with_gold
+    ]
+    if not pairs:
+        return
+    with sql_engine(ctx.recipe, workers=1) as sql:  # two queries at a time would time each other
+        verdicts = sql.verdicts(pairs, ["r_ves"])
+    value = r_ves([verdict.scores["r_ves"] for verdict in verdicts])
+    write_json(ctx.folder / EFFICIENCY, {"r_ves": value})
+
+
+def _records_of(episodes: Sequence[EvaluatedEpisode], *pass_names: str) -> list[EpisodeRecord]:
+    return [episode.record for episode in episodes if episode.pass_name in pass_names]
+
+
+def _accuracy(name: str, evaluated: Sequence[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
+    """EX with its bounds under these names; {} if there are no records."""
+    estimate = execution_accuracy(unbroken(evaluated), recipe.headline, recipe.seed)
+    return _bounded(name, estimate)
+
+
+def _bounded(name: str, estimate: Estimate | None) -> dict[str, float]:
+    """A figure with the bounds of its interval; {} if there is none."""
+    if estimate is None:
+        return {}
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def headline(figures: summary.Summary) -> dict[str, float]:
+    """The few numbers of the end-of-run table, by the recipe's equality, each with its interval."""
+    values = _bounded("ex", figures.ex.get(figures.equality))
+    values |= _bounded("ex_sampled", figures.sampled)
+    if figures.points:
+        last = figures.points[-1]
+        values["k"] = last.k
+        values["majority"] = last.majority_at.value
+        values["pass_at_k"] = last.pass_at.value
+    for name, metric in (("turns", "turns"), ("tokens", "tokens_out")):
+        value = value_of(figures.measured.get(metric))
+        if value is not None:
+            values[name] = value
+    return values

@@ -1,0 +1,43 @@
+"""The held-out questions of a recipe's benchmark, from stages that are made unless the store has them."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pipelines.core.claims import claimed
+from pipelines.core.store import Store
+from pipelines.core.types import Example
+from pipelines.recipe.config import Recipe
+from pipelines.stages import graph, stage_making
+from pipelines.stages.context import Progress, examples
+from pipelines.stages.stage import StageResult
+
+
+@dataclass(frozen=True)
+class HeldOutQuestions:
+    """The questions of a benchmark, from finished stages."""
+
+    test: StageResult
+    test_schema: StageResult | None
+    questions: Sequence[Example]
+
+    @property
+    def keys(self) -> dict[str, str | None]:
+        """The keys of the stages."""
+        return {"test": self.test.key, "test_schema": None if self.test_schema is None else self.test_schema.key}
+
+
+@contextlib.contextmanager
+def held_out_questions(recipe: Recipe, store: Store, progress: Progress) -> Iterator[HeldOutQuestions]:
+    """The questions of the recipe's first benchmark, whose stages are claimed for the time of the block.
+
+    No training questions are needed.
+    """
+    with_evaluation = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
+    steps = graph.plan(with_evaluation, store, among=("test", "test_schema"))
+    names = [(step.kind, step.key) for step in steps]
+    with claimed(store, names, {"recipe": recipe.name}):
+        results = {step.name: stage_making.execute(step, recipe, store, progress, steps) for step in steps}
+        test = results["test"]
+        questions = examples(test.folder, "test")
+        yield HeldOutQuestions(test, results.get("test_schema"), questions)

@@ -1,0 +1,56 @@
+"""The evaluation of any policy on any questions: a finished stage and a command share it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.core.types import Example
+from pipelines.evaluation.record_files import EvaluatedEpisode
+from pipelines.stages.answer_selection import select_answers
+from pipelines.stages.context import Context
+from pipelines.stages.evaluated_policy import ENDPOINT, ORACLE
+from pipelines.stages.evaluation_episodes import make_evaluation_run
+from pipelines.stages.evaluation_files import write_evaluation
+from pipelines.stages.malformed_guard import MalformedGuard
+from pipelines.stages.served_policy import serve_policy
+from pipelines.stages.shards import Shards
+
+
+def evaluate_questions(
+    ctx: Context, questions: Sequence[Example], answerer: str, gold: Path | None, answers: Path | None = None
+) -> None:
+    """Evaluate any policy on any questions; finished shards survive a kill.
+
+    Args:
+        answerer: a checkpoint folder or hub name, or a name that `evaluated_policy` takes.
+        gold: a finished gold-schema stage over these questions; None takes the gold SQL's own items.
+        answers: a folder that keeps this policy's episodes, by pass and question; those there are not made again.
+    """
+    ctx.progress.begin(ctx.stage, len(questions), "questions")
+    episodes = _run_passes(ctx, questions, answerer, gold, answers)
+    selector_figures: dict[str, float] = {}
+    selector = ctx.recipe.evaluation.selector
+    if selector is not None and ctx.recipe.evaluation.samples:
+        ctx.progress.begin("selection", 1, "panel")
+        selected = select_answers(ctx, selector, questions, episodes, gold)
+        episodes += selected.episodes
+        selector_figures = selected.figures
+        ctx.progress.advance(1)
+    write_evaluation(ctx, questions, episodes, selector_figures)
+
+
+def _run_passes(
+    ctx: Context, questions: Sequence[Example], answerer: str, gold: Path | None, answers: Path | None
+) -> list[EvaluatedEpisode]:
+    """The episodes of all passes over the questions, shard by shard."""
+    rollout = ctx.recipe.rollout
+    shards = Shards(questions, rollout.shard, ctx.folder)
+    checkpoint = None if answerer == ORACLE or answerer.startswith(ENDPOINT) else answerer
+    # An endpoint's rate and cap hold in one process: a second one would have its own.
+    processes = 1 if answerer.startswith(ENDPOINT) else rollout.processes
+    guard = MalformedGuard(shards)
+    with serve_policy(ctx, checkpoint, not shards.is_complete()) as served:
+        args = (served, answerer, ctx.responses, gold, answers)
+        shards.run(make_evaluation_run, args, processes, ctx.progress, enough=guard.is_triggered)
+    if guard.is_triggered():
+        guard.skip_the_rest(ctx.recipe, gold, ctx.progress.say)
+    return [EvaluatedEpisode.from_row(row) for row in shards.rows()]

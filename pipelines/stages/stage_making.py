@@ -1,0 +1,78 @@
+"""The making of one stage: its damaged inputs first, then the function that fills its work folder."""
+
+import contextlib
+import os
+import pkgutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines.core.errors import DataError
+from pipelines.core.files import read_json
+from pipelines.core.provenance import facts
+from pipelines.core.store import MARK, Store
+from pipelines.recipe.config import Recipe
+from pipelines.recipe.recipes import digest
+from pipelines.stages import graph
+from pipelines.stages.context import Context, Progress, base_of
+from pipelines.stages.fingerprints import stage_at
+from pipelines.stages.prompt_fit import note_unfit_prompts
+from pipelines.stages.stage import StageResult, Step, seen_by
+from pipelines.stages.stage_keys import deciding
+from pipelines.stages.unfinished_work import can_resume, empty_folder, note_code
+
+
+def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps: Sequence[Step]) -> StageResult:
+    """Make one step unless the store has it; damaged stages that it needs are set aside and made again first."""
+    store.set_aside(step.kind, step.key, False, progress.say)
+    if store.has(step.kind, step.key):
+        with contextlib.suppress(OSError):  # a store that cannot be written
+            os.utime(step.folder)  # the time of its last use, by which gc goes
+        return StageResult(step.name, step.key, step.folder, read_json(step.folder / "metrics.json"), True)
+    stage = next(stage for stage in graph.GRAPH if stage.name == step.kind)
+    needs = [other for other in steps if other.name in step.needs]
+    about = deciding(replace(stage, name=step.name), recipe, {other.name: other.key for other in needs}, store)
+    if digest(about) != step.key:
+        raise _lost_stage(step.kind, step.key)
+    for other in needs:
+        _restore(other, recipe, store, progress, steps)
+    if stage.asks_policy or stage.name == "synthesize":
+        folders = {other.name: other.folder for other in steps if other.kind in ("data", "test")}
+        note_unfit_prompts(recipe, folders, progress.say)
+    if not (store.root / MARK).is_file() and store.made():
+        progress.say(f"the store {store.root} is of an older version: its stages have other keys and are made again")
+
+    def build(folder: Path) -> None:
+        # An unchanged version promises the same results, but not that old shards and checkpoints can be used.
+        if not can_resume(folder):
+            progress.say(f"{step.name}: the code has changed since it was interrupted; begins anew")
+            empty_folder(folder)
+        note_code(folder)
+        inputs = {other.kind: other.folder for other in needs}
+        build_stage = pkgutil.resolve_name(stage.build)
+        build_stage(Context(step.name, seen_by(step.name, recipe), folder, inputs, progress))
+
+    line = f"{step.name}: another run is making it; waiting"
+    folder = store.make(step.kind, step.key, build, about | {"made_by": facts()}, lambda: progress.say(line))
+    return StageResult(step.name, step.key, folder, read_json(folder / "metrics.json"), False)
+
+
+def _restore(step: Step, recipe: Recipe, store: Store, progress: Progress, steps: Sequence[Step]) -> None:
+    """Make a needed step again if it is damaged or gone."""
+    store.set_aside(step.kind, step.key, True, progress.say)
+    if not store.has(step.kind, step.key):
+        execute(step, recipe, store, progress, steps)
+    if step.kind == "model":
+        # It may refer to the weights of another run's checkpoint.
+        base = stage_at(base_of(step.folder) or "", store)
+        if base is not None:
+            store.set_aside(*base, True, progress.say)
+            if not store.has(*base):
+                raise _lost_stage(*base)
+
+
+def _lost_stage(stage: str, key: str) -> DataError:
+    return DataError(
+        f"{stage}/{key} is damaged or gone, and this run does not make it",
+        "Run what made it again (a night puts its parts together anew); for a champion: sqltrain champion rollback.",
+    )

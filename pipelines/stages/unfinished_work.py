@@ -1,0 +1,30 @@
+"""The work folder of a stage that a killed run left: only the code that began it goes on with it."""
+
+import shutil
+from pathlib import Path
+
+from pipelines.core.files import read_json, write_json
+from pipelines.core.provenance import code_digest
+from pipelines.core.store import SHARDS
+
+CODE = "code.json"  # in a work folder's shards: the digest of the code that began it
+
+
+def can_resume(work: Path) -> bool:
+    """Whether a work folder is empty or was begun by the code of today, in every byte."""
+    return not any(work.iterdir()) or read_json(work / SHARDS / CODE) == code_digest()
+
+
+def empty_folder(folder: Path) -> None:
+    """Remove all that a folder holds; what links lead to stays."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def note_code(work: Path) -> None:
+    """Note in a work folder the code that begins it."""
+    (work / SHARDS).mkdir(exist_ok=True)
+    write_json(work / SHARDS / CODE, code_digest())
