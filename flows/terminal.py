@@ -168,7 +168,7 @@ def run(recipe: Recipe, store: Store, until: str | None) -> list[StageResult]:
     return run_steps(recipe, store, graph.plan(recipe, store, until))
 
 
-def run_steps(recipe: Recipe, store: Store, steps: Sequence[graph.Step]) -> list[graph.StageResult]:
+def run_steps(recipe: Recipe, store: Store, steps: Sequence[Step]) -> list[StageResult]:
     """A plain run of these steps, with its progress on the screen."""
     from tasks.run import Tracker
 

@@ -14,8 +14,7 @@ from pipelines.core.types import HARDNESS_LEVELS, StopReason
 from pipelines.evaluation import result_files
 from pipelines.recipe.config import Recipe
 from pipelines.stages.context import LEAKAGE, QUARANTINE
-from pipelines.stages.data import is_fault
-from pipelines.stages.data_sources import TRAINED
+from pipelines.stages.data_sources import TRAINED, is_fault
 
 HELD_OUT = ("dev", "test")
 POOLS = (*TRAINED, *HELD_OUT)

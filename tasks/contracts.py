@@ -37,15 +37,16 @@ def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
     """
     if result.kind not in ROWS:
         return None
-    checks = stage_checks(result.kind, recipe)
-    terms = digest([_terms(item) for item in checks])
     path = result.folder / "contract.json"
     verdict = read_verdict(path)
+    checks = stage_checks(result.kind, recipe)
+    terms = digest([_terms(item) for item in checks])
     if verdict.get("terms") != terms:
         rows = ROWS[result.kind](result.folder)
         verdict = {"stage": result.name, "terms": terms, **evaluate(rows, checks)}
+        page = contract_html(verdict)
         write_json(path, verdict)
-        write_atomic(path.with_suffix(".html"), contract_html(verdict))
+        write_atomic(path.with_suffix(".html"), page)
     if not verdict["passed"]:
         raise _breach(verdict, path.with_suffix(".html"))
     return verdict

@@ -10,7 +10,7 @@ import pytest
 from pipelines.core.errors import RecipeError
 from pipelines.recipe import deviations, recipes
 from pipelines.recipe.config import Recipe
-from pipelines.stages.report import deviations_table
+from pipelines.report.deviations_table import deviations_table
 from tests.fakes import load_script
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -97,9 +97,7 @@ def _run_step(step: Step, shared: Walk, needed: list[StageResult]) -> StageResul
     return result
 
 
-def _publish(
-    recipe: Recipe, steps: Sequence[Step], done: Mapping[str, StageResult], tracker: Tracker
-) -> None:
+def _publish(recipe: Recipe, steps: Sequence[Step], done: Mapping[str, StageResult], tracker: Tracker) -> None:
     """Show the stages, the accuracy and the reports of a walk as artifacts."""
     show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
     accuracy = accuracy_markdown(done.values(), recipe)

@@ -14,7 +14,7 @@ from pipelines.adaptation.training_start import count_weights
 from pipelines.recipe.checkpoint import folder_of
 from pipelines.recipe.config import Recipe
 from pipelines.rollout.gguf_model import is_gguf, read_header
-from pipelines.stages.graph import kind_of
+from pipelines.stages.stage import kind_of
 
 CHARS_A_TOKEN = 3  # characters of a schema to a token of a language model
 INSTRUCTION_TOKENS = 110  # tokens of the instructions around a schema

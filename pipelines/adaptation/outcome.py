@@ -12,10 +12,10 @@ from pipelines.evaluation.paired_comparison import compare
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.record_files import read_records
 from pipelines.recipe.config import Recipe
-from pipelines.report.data import ReportData, System
+from pipelines.report.data import ReportData
 from pipelines.report.formats import Cell, ReportTable, TableColumn
 from pipelines.sql import analyst
-from pipelines.stages.report import of_systems, systems_of
+from pipelines.stages.report_systems import ReportedEvaluation, report_of
 
 BEFORE, AFTER = "before", "after"
 MAX_TEXT_CHARS = 300  # characters of a text in the table of failures
@@ -33,9 +33,9 @@ class EvaluatedCheckpoint:
     stage: str
     key: str
 
-    def systems(self, name: str) -> list[System]:
-        """Its systems in a report."""
-        return list(systems_of(self.folder, name, note=f"{self.stage} {self.key}"))
+    def reported(self, name: str) -> ReportedEvaluation:
+        """Its evaluation, as a report shows it."""
+        return ReportedEvaluation(self.folder, name, note=f"{self.stage} {self.key}")
 
     def greedy_records(self) -> list[EpisodeRecord]:
         """Its unbroken greedy episodes."""
@@ -51,8 +51,7 @@ def outcome_report(
         test: the folder of the `test` stage, whose questions both answered.
         verdict: the decision and its reason.
     """
-    systems = (*before.systems(BEFORE), *after.systems(AFTER))
-    data = of_systems(recipe, systems, test)
+    data = report_of(recipe, [before.reported(BEFORE), after.reported(AFTER)], test)
     old = before.greedy_records()
     new = after.greedy_records()
     tables = (

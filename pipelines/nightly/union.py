@@ -21,8 +21,8 @@ from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.recipe.recipes import digest
 from pipelines.stages.context import QUARANTINE
-from pipelines.stages.data import note_leakage
 from pipelines.stages.data_sources import TRAINED
+from pipelines.stages.leakage_stage import note_leakage
 
 VERSION = 2
 HELD_OUT = ("dev",)

@@ -47,7 +47,7 @@ def markdown(data: ReportData) -> str:
 def write_tables(data: ReportData, folder: Path) -> None:
     """Write `tables.md`, `tables.tex` (for a paper; it needs booktabs), and each table as CSV with raw values."""
     tables = list(report_tables.all_tables(data))
-    texts = {"tables.md": markdown(data), "tables.tex": "\n".join(map(formats.latex, tables))}
+    texts = {"tables.md": "\n".join(map(formats.markdown, tables)), "tables.tex": "\n".join(map(formats.latex, tables))}
     for table in tables:
         texts[f"{table.slug}.csv"] = formats.to_csv(table)
     for name, text in texts.items():

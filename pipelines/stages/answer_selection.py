@@ -52,23 +52,26 @@ def select_answers(
     read_schema = schemas(ctx.recipe)
     form = EQUALITIES[ctx.recipe.headline].form
     sign = functools.partial(signature, form=form)
+    selected: list[EvaluatedEpisode] = []
+    figures: dict[str, float] = {}
     with sql_engine(ctx.recipe) as sql:
         cases = _cases(samples, by_id, sql)
         asker = Asker.named(selector.removeprefix(MERGE), ctx.responses)
         if selector.startswith(MERGE):
             texts = experts.merge_answers(asker, cases, read_schema, sign, sql.execute_many)
             sampled_questions = {question: by_id[question] for question in samples}
-            merged = _evaluate_merged(ctx, asker, sampled_questions, texts, sql, read_schema, gold)
-            return SelectedAnswers(merged, _bill(asker))
-    choices = experts.choose_answers(asker, cases, read_schema, sign)
-    selected = []
-    for members, choice in zip(samples.values(), choices, strict=True):
-        winner = members[choice.winner]
-        record = dataclasses.replace(winner.record, mode="greedy", sample=0, signature=None)
-        selected.append(EvaluatedEpisode(SELECTED, winner.trajectory, record))
-    total_preference = sum(choice.first for choice in choices)
-    preference = total_preference / max(1, len(choices))
-    return SelectedAnswers(selected, {"selector_first": preference, **_bill(asker)})
+            selected += _evaluate_merged(ctx, asker, sampled_questions, texts, sql, read_schema, gold)
+        else:
+            choices = experts.choose_answers(asker, cases, read_schema, sign)
+            for members, choice in zip(samples.values(), choices, strict=True):
+                winner = members[choice.winner]
+                record = dataclasses.replace(winner.record, mode="greedy", sample=0, signature=None)
+                selected.append(EvaluatedEpisode(SELECTED, winner.trajectory, record))
+            total_preference = sum(choice.first for choice in choices)
+            figures["selector_first"] = total_preference / max(1, len(choices))
+    for name, number in asker.take_used().items():
+        figures[f"selector_{name}"] = number
+    return SelectedAnswers(selected, figures)
 
 
 def _evaluate_merged(
@@ -128,8 +131,3 @@ def _answers_with_sql(samples: Samples) -> set[tuple[str, str]]:
             if member.record.final_sql:
                 answers.add((question, member.record.final_sql))
     return answers
-
-
-def _bill(asker: Asker) -> dict[str, float]:
-    used = asker.take_used()
-    return {f"selector_{name}": number for name, number in used.items()}

@@ -12,7 +12,6 @@ import polars as pl
 from pipelines.benchmarks.base import resolve_locations
 from pipelines.core import frames
 from pipelines.core.files import read_json, write_json
-from pipelines.core.frames import DATA
 from pipelines.core.types import Example, Trajectory
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
@@ -101,7 +100,7 @@ def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example
     Args:
         part: the index of a source in its pool, to read its examples alone.
     """
-    every_example = frames.read(folder / DATA)
+    every_example = frames.read(folder / frames.DATA)
     frame = every_example.filter(pl.col("pool").is_in(pools))
     if part is not None:
         frame = frame.filter(pl.col("part") == part)
@@ -113,7 +112,7 @@ def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:
     """The rows of the data stage's examples in these pools, or of one part as in `examples`: each `id` once, and its
     `row`.
     """
-    frame = pl.scan_parquet(folder / DATA, glob=False).with_row_index("row")
+    frame = pl.scan_parquet(folder / frames.DATA, glob=False).with_row_index("row")
     frame = frame.filter(pl.col("pool").is_in(pools))
     if part is not None:
         frame = frame.filter(pl.col("part") == part)
@@ -124,20 +123,20 @@ def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:
 
 def examples_at(folder: Path, rows: Sequence[int]) -> list[Example]:
     """The examples in these rows of the data stage's file, their databases resolved."""
-    frame = frames.take(folder / DATA, rows)
+    frame = frames.take(folder / frames.DATA, rows)
     return resolve_locations(frames.from_frame(frame, Example), folder)
 
 
 def each_example(folder: Path, *pools: str) -> Iterator[Example]:
     """The examples of these pools, their databases resolved, of which few are in memory at a time."""
-    for frame in frames.windows(folder / DATA):
+    for frame in frames.windows(folder / frames.DATA):
         of_pools = frame.filter(pl.col("pool").is_in(pools))
         yield from resolve_locations(frames.from_frame(of_pools, Example), folder)
 
 
 def trajectories(folder: Path) -> list[Trajectory]:
     """The trajectories that a stage wrote."""
-    return frames.from_frame(frames.read(folder / DATA), Trajectory)
+    return frames.from_frame(frames.read(folder / frames.DATA), Trajectory)
 
 
 @functools.cache

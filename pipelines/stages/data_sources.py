@@ -7,7 +7,7 @@ import itertools
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,11 +178,34 @@ def make_gold_check_run(recipe: Recipe, folder: Path, parts: Sequence[SourcePart
     return run
 
 
-def kept_frames(part: SourcePart, checked: CheckedSource) -> Iterator[pl.DataFrame]:
-    """The kept rows of a source with their levels, a window at a time."""
-    if not checked.kept:
-        return
-    levels = iter(checked.levels)
-    for frame in frames.windows(part.path, checked.kept):
-        hardness = list(itertools.islice(levels, frame.height))
-        yield frame.with_columns(hardness=pl.Series(hardness, dtype=pl.String))
+def is_fault(pool: str, reason: str) -> bool:
+    """Whether a row that was set aside counts against `data.max_bad_share`.
+
+    A benchmark some of whose databases are missing is evaluated on the others, and the report marks it.
+    """
+    is_missing_benchmark = pool == "test" and reason == "missing_database"
+    return reason != base.EMPTY and not is_missing_benchmark
+
+
+def source_faults(
+    max_bad_share: float, sources: Sequence[PoolSource], parts: Sequence[SourcePart], checked: Sequence[CheckedSource]
+) -> list[str]:
+    """A line for each source that cannot be used: nothing of it is good, or a larger share than allowed is bad."""
+    faults = []
+    for pool_source, part, rows in zip(sources, parts, checked, strict=True):
+        n_bad = 0
+        for row in rows.rejected:
+            if row.chosen and is_fault(part.pool, row.reason):
+                n_bad += 1
+        total = len(rows.kept) + n_bad
+        first_rejected = ""
+        if rows.rejected:
+            row = rows.rejected[0]
+            first_rejected = f"; the first: {row.row}: {row.reason} ({row.detail})"
+        pool = f"pool {part.pool}"
+        if not total:
+            fate = "can be used" if pool_source.source.hardness is None else "is of the levels that are asked for"
+            faults.append(f"{pool}: no row of the {part.kind} source {fate}{first_rejected}")
+        elif not rows.kept or n_bad / total > max_bad_share:
+            faults.append(f"{pool}: {n_bad} of {total} rows of the {part.kind} source are bad{first_rejected}")
+    return faults

@@ -12,7 +12,6 @@ import polars as pl
 from pipelines.core import frames
 from pipelines.core.errors import DataError
 from pipelines.core.files import write_lines
-from pipelines.core.frames import DATA
 from pipelines.curation import difficulty
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.recipe.config import Recipe
@@ -53,7 +52,7 @@ def score_difficulty(ctx: Context) -> None:
             f"none of {len(scored)} questions is worth training on: each is always or never solved",
             "Set difficulty.max_pass, or raise difficulty.explore or difficulty.candidates.",
         )
-    frames.write(ctx.folder / DATA, scored)
+    frames.write(ctx.folder / frames.DATA, scored)
     selected = pl.DataFrame(names, ["example_id", "set"], orient="row")
     frames.write(ctx.folder / "selected.parquet", selected)
     counts = {"balanced": len(chosen.balanced), "explore": len(chosen.explore), "unscored": unscored}
@@ -98,7 +97,7 @@ def _trained_questions(ctx: Context) -> pl.DataFrame:
     questions = rows_of(ctx.inputs["data"], "sft")
     if "filter" not in ctx.inputs:
         return questions
-    trained_ids = frames.read(ctx.inputs["filter"] / DATA, "example_id")
+    trained_ids = frames.read(ctx.inputs["filter"] / frames.DATA, "example_id")
     return questions.join(trained_ids, left_on="id", right_on="example_id", how="semi", maintain_order="left")
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pipelines.core import frames
 from pipelines.core.files import write_json, write_lines
-from pipelines.core.frames import DATA
 from pipelines.core.types import Example, to_dict
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.evaluation import summary
@@ -41,7 +40,7 @@ def _write_episodes(folder: Path, episodes: Sequence[EvaluatedEpisode]) -> None:
     with_trajectory = [episode for episode in episodes if episode.pass_name != SINGLE_TURN]
     trajectories = [episode.trajectory for episode in with_trajectory]
     pass_names = [{"pass": episode.pass_name} for episode in with_trajectory]
-    frames.write(folder / DATA, frames.to_frame(trajectories, extra=pass_names))
+    frames.write(folder / frames.DATA, frames.to_frame(trajectories, extra=pass_names))
     write_lines(folder / RECORDS, (episode.record_row() for episode in episodes))
 
 

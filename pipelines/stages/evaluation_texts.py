@@ -9,9 +9,9 @@ import polars as pl
 
 from pipelines.core import frames
 from pipelines.core.files import read_json_lines
-from pipelines.core.frames import DATA
 from pipelines.core.store import MANIFEST, Store
 from pipelines.core.types import Example, Trajectory, read_jsonl, write_jsonl
+from pipelines.recipe.config import Source
 from pipelines.report.data import System
 from pipelines.stages.context import QUARANTINE, examples
 
@@ -28,9 +28,9 @@ class EvaluationTexts:
 
 def read_texts(folder: Path, passes: Sequence[str]) -> EvaluationTexts:
     """The trajectories of some passes, in the order of the passes and of their records, and the test questions."""
-    if not (folder / DATA).is_file():
+    if not (folder / frames.DATA).is_file():
         return EvaluationTexts()
-    frame = frames.read(folder / DATA)
+    frame = frames.read(folder / frames.DATA)
     trajectories: list[Trajectory] = []
     for pass_name in passes:
         of_pass = frame.filter(pl.col("pass") == pass_name)
@@ -53,7 +53,7 @@ def _read_questions(folder: Path) -> list[Example]:
     if not key:
         return []
     test = store.folder("test", str(key))
-    if not (test / DATA).is_file():
+    if not (test / frames.DATA).is_file():
         return []
     return examples(test, "test")
 
@@ -61,7 +61,7 @@ def _read_questions(folder: Path) -> list[Example]:
 def write_texts(folder: Path, questions: Sequence[Example], system: System) -> None:
     """Write the files of `read_texts` for a system of greedy answers that lies in no store."""
     passes = [{"pass": "greedy"}] * len(system.trajectories)
-    frames.write(folder / DATA, frames.to_frame(system.trajectories, extra=passes))
+    frames.write(folder / frames.DATA, frames.to_frame(system.trajectories, extra=passes))
     with_absolute_paths = []
     for question in questions:
         location = str(Path(question.database.location).resolve())
@@ -77,3 +77,15 @@ def count_left_out(test: Path) -> dict[str, int]:
         if row["pool"] == "test" and row.get("chosen", True):
             reasons[str(row["reason"]).replace("_", " ")] += 1
     return dict(reasons.most_common())
+
+
+def incomplete_benchmark(test: Path, usable: int, source: Source) -> dict[str, str]:
+    """The fact that a benchmark is incomplete: "972 of 1,034 (62 missing database)"; {} if all of it can run."""
+    reasons = count_left_out(test)
+    if not reasons:
+        return {}
+    why = ", ".join(f"{number:,} {reason}" for reason, number in reasons.items())
+    if source.count is None and source.hardness is None:
+        total = usable + sum(reasons.values())
+        return {"questions": f"{usable:,} of {total:,} ({why})"}
+    return {"questions": f"{usable:,} drawn; left out: {why}"}

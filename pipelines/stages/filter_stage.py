@@ -15,7 +15,6 @@ import polars as pl
 from pipelines.core import frames
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_atomic, write_json, write_lines
-from pipelines.core.frames import DATA
 from pipelines.core.types import Trajectory
 from pipelines.curation import card, filtering
 from pipelines.environment.core import Environment
@@ -29,12 +28,12 @@ SAMPLED = 20_000  # kept trajectories, at even distances, whose words are counte
 
 def filter_trajectories(ctx: Context) -> None:
     """Write the kept trajectories to `data.parquet` and every other one, with its reason, to `quarantine.jsonl`."""
-    source = ctx.inputs["synthesize"] / DATA
+    source = ctx.inputs["synthesize"] / frames.DATA
     shards = _check_trajectories(ctx, source)
     checked = _read_checked(shards)
     selected = filtering.select_demonstrations(checked, ctx.recipe.filter, ctx.recipe.seed)
     kept_rows = selected["reason"].is_null().arg_true()
-    writer = frames.Writer(ctx.folder / DATA, shards.folder)
+    writer = frames.Writer(ctx.folder / frames.DATA, shards.folder)
     for frame in frames.windows(source, kept_rows):
         writer.add(frame)
     writer.close()

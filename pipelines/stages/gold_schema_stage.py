@@ -10,7 +10,6 @@ import polars as pl
 
 from pipelines.core import frames
 from pipelines.core.files import write_json, write_lines
-from pipelines.core.frames import DATA
 from pipelines.core.types import Example, SchemaItems, from_dict, to_dict
 from pipelines.curation.gold_schema import STATIC, Extractor, SchemaConsensus, consensus, static_extractors
 from pipelines.databases.of_recipe import schemas
@@ -37,7 +36,7 @@ def write_gold_schemas(ctx: Context) -> None:
     shards = run_over_rows(ctx, rows, "gold SQL", make_extraction_run, data=data)
     accepted = 0
     disagreements = 0
-    writer = frames.Writer(ctx.folder / DATA, shards.folder)
+    writer = frames.Writer(ctx.folder / frames.DATA, shards.folder)
     with (ctx.folder / DISAGREEMENTS).open("w", encoding="utf-8") as file:
         for index in range(len(shards)):
             shard_rows = [rows[item] for item in shards.part(index)]

@@ -58,7 +58,7 @@ GRAPH: tuple[Stage, ...] = (
         version=4,
         reads=(),
         needs=("data", "test"),
-        build=f"{STAGES}.data:build_leakage",
+        build=f"{STAGES}.leakage_stage:build_leakage",
         about="training questions that are held out, too",
         by_benchmark=True,
     ),

@@ -28,7 +28,7 @@ from pipelines.stages.evaluation_keys import evaluation_facts, without_selector
 from pipelines.stages.evaluation_lines import cost_table, result_lines
 from pipelines.stages.held_out_questions import HeldOutQuestions, held_out_questions
 from pipelines.stages.question_evaluation import evaluate_questions
-from pipelines.stages.report import of_systems, systems_of
+from pipelines.stages.report_systems import ReportedEvaluation, report_of
 from pipelines.stages.stage import StageResult
 
 ANSWERS = "answers"  # folder of the store: each question's episodes, by policy and by the way of asking
@@ -132,8 +132,8 @@ class PolicyEvaluation:
         if self.answerer.entry is not None:
             self._ask_first_question()
         self._evaluate("evaluate", self.recipe, folder, self.held_out.questions)
-        systems = tuple(systems_of(folder, self.answerer.name, note=self.answerer.note))
-        report = of_systems(self.recipe, systems, self.held_out.test.folder)
+        evaluation = ReportedEvaluation(folder, self.answerer.name, note=self.answerer.note)
+        report = report_of(self.recipe, [evaluation], self.held_out.test.folder)
         latencies = read_latencies(folder)
         if self.answerer.entry is not None and latencies:
             table = cost_table(self.answerer, self.answerer.entry, latencies)

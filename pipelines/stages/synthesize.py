@@ -9,7 +9,6 @@ from typing import Any
 from pipelines.core import frames
 from pipelines.core.errors import BoundaryError
 from pipelines.core.files import read_json, write_json
-from pipelines.core.frames import DATA
 from pipelines.core.store import Store
 from pipelines.core.types import Example, StopReason, Trajectory, read_jsonl, write_jsonl
 from pipelines.endpoints.asker import Asker
@@ -49,7 +48,7 @@ def synthesize(ctx: Context) -> None:
     with serve_policy(ctx, checkpoint, not shards.is_complete()) as recipe:
         shards.run(make_synthesis_run, (recipe, ctx.responses), processes, ctx.progress)
     trajectories = _read_trajectories(shards)
-    frames.write(ctx.folder / DATA, frames.to_frame(trajectories))
+    frames.write(ctx.folder / frames.DATA, frames.to_frame(trajectories))
     costs = _total_costs(shards) if buys_answers else {}
     write_json(ctx.folder / COSTS, costs)
     ctx.metrics(_synthesis_figures(trajectories, costs))

@@ -11,7 +11,6 @@ import polars as pl
 from pipelines.core import frames
 from pipelines.core.errors import RecipeError
 from pipelines.core.files import read_lines, write_json
-from pipelines.core.frames import DATA
 from pipelines.core.store import Store
 from pipelines.core.types import Example, Trajectory, write_jsonl
 from pipelines.curation.filtering import seeded_rank
@@ -63,7 +62,7 @@ def _corpus(ctx: Context, protocol: Protocol) -> list[str]:
     """Texts from which the tiny tokenizer learns its merges: demonstrations, or else prompts and gold SQL."""
     texts: list[str] = []
     if "filter" in ctx.inputs:
-        for trajectory in islice(_demonstrations(ctx.inputs["filter"] / DATA), CORPUS):
+        for trajectory in islice(_demonstrations(ctx.inputs["filter"] / frames.DATA), CORPUS):
             texts += (text for _, text in trajectory.prompt)
             for turn in trajectory.turns:
                 texts.append(turn.text)
@@ -85,7 +84,7 @@ def _demonstrations(path: Path) -> Iterator[Trajectory]:
 
 def sft(ctx: Context) -> None:
     """Write the fine-tuned `model/` and its curves."""
-    demonstrations = ctx.inputs["filter"] / DATA
+    demonstrations = ctx.inputs["filter"] / frames.DATA
     plan = Plan(kind="sft", recipe=ctx.recipe, checkpoint_in=ctx.checkpoint, data=demonstrations, out=ctx.folder)
     _train(ctx, plan, ("loss",))
 
@@ -148,7 +147,7 @@ def _questions(ctx: Context) -> list[Example]:
     selected = frames.read(ctx.inputs["difficulty"] / "selected.parquet")
     ids = selected["example_id"].to_list()
     if ctx.recipe.grpo.order == "easy_first":
-        scored = frames.read(ctx.inputs["difficulty"] / DATA, "example_id", "right")
+        scored = frames.read(ctx.inputs["difficulty"] / frames.DATA, "example_id", "right")
         unsolved = scored.filter(pl.col("right") == 0)
         never_solved = set(unsolved["example_id"])
         solved_ids = [id for id in ids if id not in never_solved]

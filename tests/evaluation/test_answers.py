@@ -32,7 +32,7 @@ from pipelines.report.data import ReportData, System
 from pipelines.rollout.engine import Timing
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.rollout.policies.factories import device
-from pipelines.stages import data, evaluation_episodes, malformed_guard, question_evaluation, report, shards
+from pipelines.stages import data, evaluation_episodes, evaluation_texts, malformed_guard, question_evaluation, shards
 from pipelines.stages.answer_latency import Latency, answer_costs, note_latency, read_latencies
 from pipelines.stages.context import Context, Silent, examples, trajectories
 from pipelines.stages.evaluation_texts import count_left_out, read_texts, write_texts
@@ -99,12 +99,14 @@ def test_latency_is_the_mean_over_episodes_by_pass(tmp_path):
 
 def test_an_incomplete_benchmark_is_marked(tmp_path):
     source = Source(kind="spider", split="dev")
-    assert report.incomplete_benchmark(tmp_path, 972, source) == {}
+    assert evaluation_texts.incomplete_benchmark(tmp_path, 972, source) == {}
     row = '{"pool": "test", "row": "dev.json[1]", "reason": "missing_database", "detail": ""}\n'
     (tmp_path / "quarantine.jsonl").write_text(row * 62 + row.replace("test", "sft"))
-    assert report.incomplete_benchmark(tmp_path, 972, source) == {"questions": "972 of 1,034 (62 missing database)"}
+    assert evaluation_texts.incomplete_benchmark(tmp_path, 972, source) == {
+        "questions": "972 of 1,034 (62 missing database)"
+    }
     drawn = source.model_copy(update={"count": 100})
-    assert report.incomplete_benchmark(tmp_path, 100, drawn) == {
+    assert evaluation_texts.incomplete_benchmark(tmp_path, 100, drawn) == {
         "questions": "100 drawn; left out: 62 missing database"
     }
 

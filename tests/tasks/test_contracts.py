@@ -15,7 +15,7 @@ from pipelines.core import frames
 from pipelines.core.errors import DataError, SqltrainError
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Contracts, Recipe
-from pipelines.stages.data import note_leakage
+from pipelines.stages.leakage_stage import note_leakage
 from pipelines.stages.stage import StageResult
 from tasks import contracts
 from tasks.checks import Check

@@ -1,0 +1,57 @@
+"""Training questions that are held out, too: the leakage stage, and the same of the pools of a data stage."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pipelines.core import frames
+from pipelines.core.files import write_json
+from pipelines.core.types import Example
+from pipelines.curation import leakage
+from pipelines.stages.context import LEAKAGE, Context, each_example, examples
+from pipelines.stages.data_sources import TRAINED
+
+
+def build_leakage(ctx: Context) -> None:
+    """Write which training questions the benchmark repeats (`leakage.json`), and the benchmark's questions beside."""
+    ctx.progress.begin(ctx.stage, 1, "benchmark")
+    questions = examples(ctx.inputs["test"], "test")
+    rows = []
+    for example in questions:
+        rows.append(
+            {
+                "id": example.id,
+                "pool": "test",
+                "question": example.question,
+                "database_id": example.database.id,
+            }
+        )
+    frames.write(ctx.folder / frames.DATA, pl.DataFrame(rows))
+    leaks = note_leakage(ctx.folder, ctx.inputs["data"], questions)
+    ctx.progress.advance(1)
+    figures: dict[str, float] = {"questions": len(questions)}
+    for pool, counts in leaks.items():
+        figures[f"{pool}_repeats"] = sum(counts["same_database"].values())
+    ctx.metrics(figures)
+
+
+def note_leakage(
+    folder: Path, data: Path | None = None, held_out: Sequence[Example] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Write, and return, the held-out questions that each training pool repeats.
+
+    Args:
+        folder: where it is written.
+        data: holds the training pools; None for the folder itself.
+        held_out: the held-out questions; None for those that the folder holds.
+    """
+    if held_out is None:
+        held_out = examples(folder, "dev", "test")
+    leaks: dict[str, dict[str, Any]] = {}
+    for pool in TRAINED:
+        training_questions = each_example(data or folder, pool)
+        leaks[pool] = leakage.leakage_report(training_questions, held_out)
+    write_json(folder / LEAKAGE, leaks)
+    return leaks

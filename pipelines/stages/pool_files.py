@@ -1,0 +1,70 @@
+"""The files of the pools of questions: the kept rows of every source, and the rejected rows with their reasons."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import polars as pl
+
+from pipelines.benchmarks import corrections
+from pipelines.core import frames
+from pipelines.core.files import write_lines
+from pipelines.core.types import Example
+from pipelines.stages.context import QUARANTINE, Context
+from pipelines.stages.data_experts import ask_experts
+from pipelines.stages.data_sources import CheckedSource, PoolSource, SourcePart, pool_frame
+
+
+def add_source(
+    ctx: Context,
+    pool_source: PoolSource,
+    part: SourcePart,
+    rows: CheckedSource,
+    writer: frames.Writer,
+    figures: dict[str, float],
+) -> None:
+    """Write the kept rows of a source, and add its figures and the rows that experts reject."""
+    data = ctx.recipe.data
+    name = f"{part.pool}{part.part or ''}"
+    windows = _kept_frames(part, rows)
+    # Experts are asked about all examples of a source at once, which are then all in memory; so are values.
+    if data.cleaners or data.linker or data.values:
+        examples: list[Example] = []
+        for frame in windows:
+            examples += frames.from_frame(frame, Example)
+        asked = ask_experts(ctx, part.pool, examples)
+        rows.rejected += asked.rejected
+        for figure, value in asked.figures.items():
+            figures[f"{name}_{figure}"] = value
+        windows = iter(())
+        if asked.examples:
+            checked_frame = pool_frame(asked.examples, part.pool, part.part)
+            windows = iter((checked_frame,))
+    for frame in windows:
+        if pool_source.source.corrections is not None:
+            corrected = corrections.count_corrected(frames.from_frame(frame, Example))
+            figures[f"{name}_corrected"] = figures.get(f"{name}_corrected", 0.0) + corrected
+        writer.add(frame)
+
+
+def _kept_frames(part: SourcePart, checked: CheckedSource) -> Iterator[pl.DataFrame]:
+    """The kept rows of a source with their levels, a window at a time."""
+    if not checked.kept:
+        return
+    levels = iter(checked.levels)
+    for frame in frames.windows(part.path, checked.kept):
+        hardness = list(itertools.islice(levels, frame.height))
+        yield frame.with_columns(hardness=pl.Series(hardness, dtype=pl.String))
+
+
+def write_rejected(ctx: Context, parts: Sequence[SourcePart], checked: Sequence[CheckedSource]) -> int:
+    """Write all rejected rows, and return their number."""
+
+    def lines() -> Iterator[dict[str, Any]]:
+        for part, rows in zip(parts, checked, strict=True):
+            for row in rows.rejected:
+                yield {"pool": part.pool, **dataclasses.asdict(row)}
+
+    write_lines(ctx.folder / QUARANTINE, lines())
+    return sum(len(rows.rejected) for rows in checked)
