@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -207,21 +208,43 @@ def _warn_of_long_notes(path: Path, length: int) -> None:
 def by_database() -> dict[str, DatabaseCard]:
     """The cards of the working folder by the `identity` of their databases.
 
-    The first by name of several cards of one database counts, with the hidden names of all of them.
+    The first by name of several cards of one database counts, with the hidden names of all of them; a warning says so.
     """
     cards: dict[str, DatabaseCard] = {}
-    for path in sorted(FOLDER.glob("*.yaml")):
+    first_paths: dict[str, Path] = {}
+    for path in _card_files():
         card = read(path)
         name = identity(card.location)
-        first = cards.setdefault(name, card)
-        if first is not card and card.hidden is not None:
-            cards[name] = first.with_hidden(card.hidden)
+        if name not in cards:
+            cards[name] = card
+            first_paths[name] = path
+            continue
+        _warn_of_second_card(first_paths[name], path)
+        if card.hidden is not None:
+            cards[name] = cards[name].with_hidden(card.hidden)
     return cards
+
+
+def _card_files() -> list[Path]:
+    """The files of the working folder's cards, by name.
+
+    Raises:
+        DataError: a file looks like a card and would not be read, so that what it hides would be shown.
+    """
+    for path in sorted(FOLDER.glob("*.yml")):
+        hint = f"Rename it: mv {shlex.join([str(path), str(path.with_suffix('.yaml'))])}"
+        raise DataError(f"{path} is not read: the name of a card ends with .yaml", hint)
+    return sorted(FOLDER.glob("*.yaml"))
+
+
+@functools.cache  # cards are read many times, and their user warned once
+def _warn_of_second_card(first: Path, second: Path) -> None:
+    log.warning("%s and %s describe one database: the first counts, with what both hide", first, second)
 
 
 def described_by(address: str) -> str | None:
     """The name of the first card that describes this file or address; None if there is none."""
-    for path in sorted(FOLDER.glob("*.yaml")):
+    for path in _card_files():
         if identity(read(path).location) == identity(address):
             return path.stem
     return None

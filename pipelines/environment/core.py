@@ -29,6 +29,7 @@ from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, ValueIndex
 from pipelines.core.errors import DataError, EndpointError, RecipeError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import (
+    BadRow,
     Database,
     Example,
     ExecutionResult,
@@ -37,6 +38,8 @@ from pipelines.core.types import (
     StopReason,
     Trajectory,
     from_dict,
+    gold_queries,
+    history_field,
     to_dict,
 )
 from pipelines.databases.of_recipe import Link, schemas, sql_engine, with_prompt_facts
@@ -417,8 +420,8 @@ def row_of(example: Example) -> dict[str, str]:
 
 
 def example_of(row: Mapping[str, Any]) -> Example:
-    """An example from the row of a dataset: `question`, `sql`, and `database` as a file; `id`, `evidence` and `engine`
-    may be left out. Or from a row of `row_of`.
+    """An example from the row of a dataset: `question`, `sql`, and `database` as a file; `id`, `evidence`, `engine`,
+    `history` and `gold_sqls` (further right queries) may be left out. Or from a row of `row_of`.
     """
     record = row.get("record")
     if isinstance(record, str):
@@ -434,13 +437,20 @@ def example_of(row: Mapping[str, Any]) -> Example:
             f"the row's field {(wrong + missing)[0]!r} is missing or is no text",
             "A row has the texts question, sql and database (a file).",
         )
+    try:
+        _, meta = gold_queries(row, "sql")
+        if row.get("history"):
+            meta["history"] = history_field(row)
+    except BadRow as error:
+        raise DataError(f"a row cannot be read: {error.detail}") from None
     path = texts["database"]
     engine = texts["engine"] or engine_of_file(Path(path)) or "sqlite"
     if engine not in DIALECTS:
         raise DataError(f"there is no engine {engine!r}", f"There are: {', '.join(DIALECTS)}.")
     name = path.rsplit("/", 1)[-1].partition(".")[0]
     database = Database(id=name, engine=engine, location=path)
-    return Example(texts["id"] or texts["question"], texts["question"], database, texts["sql"], texts["evidence"])
+    row_id = texts["id"] or texts["question"]
+    return Example(row_id, texts["question"], database, texts["sql"], texts["evidence"], meta=meta)
 
 
 def asked_question(

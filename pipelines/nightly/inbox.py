@@ -119,7 +119,8 @@ def _without_password(row: BadRow) -> BadRow:
 
 def _unique_id(given: Any, file: str, mark: str) -> str:
     """A row's id in its batch: its own, or the name of its file, with the beginning of its digest."""
-    name = given if isinstance(given, str) and given else file
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    name = given if is_number or (isinstance(given, str) and given) else file
     return f"{name}-{mark[:8]}"
 
 

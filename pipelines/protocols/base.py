@@ -264,7 +264,12 @@ def _check_prompt(path: Path, known_sections: Sequence[str], placeholders: Seque
     Raises:
         RecipeError: the file and the first fault in it.
     """
-    before = _split_sections(path)[0].strip()
+    before, *names_and_texts = _split_sections(path)
+    before = before.strip()
+    names = names_and_texts[::2]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise RecipeError(f"{path}: there are two sections [{repeated}]", "Join their texts in one.")
     sections = read_prompt(path)
     for name in sections:
         if name not in known_sections:

@@ -1,7 +1,8 @@
 """OpenAI's chat protocol: what a request asks, and the agent's events as chunks and completions.
 
 A parameter that has another meaning here is refused by its name, or honoured. Sampling is not the client's: an answer
-is greedy, as it was measured, so `temperature`, `top_p`, `seed` and penalties change nothing.
+is greedy and whole, as it was measured, so `temperature`, `top_p`, `seed`, penalties, `logit_bias`, `stop` and
+`modalities` change nothing.
 """
 
 import re

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipelines.core.errors import DataError
 from pipelines.core.store import Store
 from pipelines.core.types import Database
 from pipelines.databases import card, named
@@ -155,7 +156,7 @@ def test_the_card_of_a_servers_database_is_in_the_keys(shop, tmp_path):
     assert keys(recipe, store)["data"] != plain["data"]
 
 
-def test_what_any_card_of_a_database_hides_is_hidden(shop):
+def test_what_any_card_of_a_database_hides_is_hidden(shop, caplog):
     put_card(shop, "a", tables={"staff": TableCard(columns={"name": ColumnCard(), "town": ColumnCard()})})
     put_card(Path("mine.sqlite").absolute(), "b")
     (known,) = card.by_database().values()
@@ -163,6 +164,7 @@ def test_what_any_card_of_a_database_hides_is_hidden(shop):
     assert [column.name for table in known.shown().tables for column in table.columns] == ["name", "town"]
     assert named.find("a").card == named.find("mine.sqlite").card  # also where a command names one of them
     assert named.find("b").card.hidden == known.hidden
+    assert "databases/a.yaml and databases/b.yaml describe one database: the first counts" in caplog.text
 
 
 # Who may read a schema or run SQL without the cards of the working folder, and why.
@@ -196,3 +198,15 @@ def test_a_card_that_cannot_be_read_stops_a_run(shop):
     card.path_of("shop").write_text(yaml.safe_dump({"engine": "sqlite"}))
     with pytest.raises(Exception, match=r"databases/shop\.yaml: location"):
         sql_engine(recipe_of())
+
+
+def test_a_card_of_another_suffix_would_hide_nothing_and_is_refused(shop):
+    put_card(shop)
+    card.path_of("shop").rename(card.FOLDER / "shop.yml")
+    remedy = (
+        r"shop\.yml is not read: the name of a card ends with \.yaml\. Rename it: mv databases/shop\.yml databases/shop"
+    )
+    with pytest.raises(DataError, match=remedy):
+        sql_engine(recipe_of())
+    with pytest.raises(DataError, match=remedy):
+        card.described_by(str(shop))

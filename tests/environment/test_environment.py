@@ -115,6 +115,19 @@ def test_a_row_carries_a_whole_example_or_all_its_fields(questions):
         with pytest.raises(DataError, match="'sql' is missing or is no text"):
             example_of({"question": "how many", "database": "shop.sqlite", **more})
     assert example_of(row_of(questions[0])) == questions[0]
+    row = {
+        "question": "and of Rome ?",
+        "sql": "SELECT 1",
+        "database": "shop.sqlite",
+        "history": None,
+        "gold_sqls": None,
+    }
+    assert example_of(row).meta == {}
+    before = [["how many ?", "SELECT 0"]]
+    more = example_of({**row, "history": before, "gold_sqls": ["SELECT 1", "SELECT 1.0"]})
+    assert (more.meta["history"], more.meta["gold_sqls"]) == (before, ["SELECT 1.0"])
+    with pytest.raises(DataError, match=r"a row cannot be read: history is a list of \[question, SQL\] pairs"):
+        example_of({**row, "history": ["how many ?"]})
     for wrong in ("", "[]", "{}", '{"id": 3}', "[" * 100_000):
         with pytest.raises(DataError):
             example_of({"record": wrong})

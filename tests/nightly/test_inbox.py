@@ -45,13 +45,19 @@ def test_a_row_is_taken_once_and_an_edited_row_is_a_new_one(tmp_path, collected)
 def test_rows_get_names_of_their_own_and_databases_stay_within_reach(tmp_path, collected):
     (tmp_path / "inbox" / "db").mkdir(parents=True)
     (tmp_path / "inbox" / "db" / "shop.sqlite").write_bytes(b"")
-    rows = [{**ROW, "id": "q1", "database": "db/shop.sqlite"}, {**ROW, "id": "q1", "database": "gone.sqlite"}, ROW]
+    rows = [
+        {**ROW, "id": "q1", "database": "db/shop.sqlite"},
+        {**ROW, "id": "q1", "database": "gone.sqlite"},
+        ROW,
+        {**ROW, "id": 17},
+    ]
     write(tmp_path / "inbox" / "a.jsonl", *rows)
     batch = collected()
     names = [row["id"] for row in lines(batch)]
-    assert len(set(names)) == 3
+    assert len(set(names)) == 4
     assert names[0].startswith("q1-")
     assert names[2].startswith("a-")
+    assert names[3].startswith("17-")
     assert (batch / "db" / "shop.sqlite").resolve() == tmp_path / "inbox" / "db" / "shop.sqlite"
     assert not (batch / "gone.sqlite").exists()
 

@@ -172,6 +172,7 @@ QUESTION = "[user]\n$schema\n$question\n"
         (f"Be brief.\n{QUESTION}", r"the text before the first section is in no message: 'Be brief.'"),
         ("[user]\n$shema\n", r"mine\.txt: \[user\] has an unknown placeholder \$shema\. Did you mean \$schema\?"),
         (f"[system]\n${{row}}\n{QUESTION}", r"\[system\] has an unknown placeholder \$row\. .*There are: \$database, "),
+        (f"[system]\nOne.\n{QUESTION}[system]\nTwo.\n", r"mine\.txt: there are two sections \[system\]"),
         ("[user]\n$question costs 5 $.\n", r"a \$ in \[user\] names nothing\. Write \$\$ for the character itself"),
     ],
 )
