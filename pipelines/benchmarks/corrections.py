@@ -101,7 +101,7 @@ def _entry_of(example: Example, path: Path, entries: Mapping[str, Entry], correc
 
 
 def _corrected(example: Example, entry: Entry) -> Example:
-    """The example with the texts of an entry; a text that is as it was published is no correction.
+    """The example with an entry's texts and further gold queries; what is as it was published is no correction.
 
     A question whose SQL changed has no level any more.
     """
@@ -111,12 +111,12 @@ def _corrected(example: Example, entry: Entry) -> Example:
         if name in texts and text != texts[name]:
             published[name] = texts[name]
             texts[name] = text
-    if not published:
-        return example
     meta = dict(example.meta)
     if "sql" in published:
         meta.pop(GOLD_SQLS, None)
     meta |= entry.more
+    if not published and meta == example.meta:
+        return example
     meta[META] = {"reason": entry.texts.get("reason", ""), **published}
     return dataclasses.replace(
         example,

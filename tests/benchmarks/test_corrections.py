@@ -74,6 +74,19 @@ def test_several_gold_queries_are_read_and_a_correction_replaces_them(bird, tmp_
     assert [one.more for one in scoring.read_gold(bird / "dev.json")] == [(BETTER,)] * 2
 
 
+def test_a_further_gold_query_alone_is_a_correction(bird, tmp_path):
+    entry = {"id": "bird_dev_1", "sql": PUBLISHED, "gold_sqls": [PUBLISHED, BETTER], "reason": "flags are meant, too"}
+    write(tmp_path / "overlay.jsonl", json.dumps(entry))
+    found = read(bird, tmp_path / "overlay.jsonl", tmp_path)[1]
+    assert (found.gold_sql, found.meta["gold_sqls"]) == (PUBLISHED, [BETTER])
+    assert found.meta["corrected"] == {"reason": "flags are meant, too"}
+    assert found.hardness == "easy"
+    rows = json.loads((bird / "dev.json").read_text())
+    rows[1]["gold_sqls"] = [PUBLISHED, BETTER]
+    write(bird / "dev.json", json.dumps(rows))
+    assert "corrected" not in read(bird, tmp_path / "overlay.jsonl", tmp_path)[1].meta  # it is published by now
+
+
 def test_a_corrected_copy_of_birds_question_file_is_an_overlay(bird, tmp_path):
     rows = json.loads((bird / "dev.json").read_text())
     rows[0] |= {"SQL": BETTER, "question": "How many different flags?"}
