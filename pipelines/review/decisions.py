@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import append_durably, read_lines, try_lock, write_atomic, writing
-from pipelines.core.types import SQL, from_dict, to_dict
+from pipelines.core.types import GOLD_SQLS, SQL, from_dict, to_dict
 from pipelines.review.items import Item
 
 Choice = Literal["accepted", "mended", "rejected", "open"]
@@ -150,6 +150,8 @@ class Review:
             row.pop(name, None)
         texts = _right_texts(item, decision)
         replaced = _replaced_texts(item, texts)
+        if "sql" in replaced:
+            row.pop(GOLD_SQLS, None)
         review = {"choice": decision.choice, "reason": decision.reason, "was": replaced}
         return {**row, "id": id, **texts, "review": review, **address}
 

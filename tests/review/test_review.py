@@ -48,6 +48,18 @@ def test_what_is_right_comes_out_as_questions_and_the_rest_with_its_reason(mine)
     assert [one.gold_sql for one in read.examples] == [COUNT["sql"], BETTER]
 
 
+@pytest.mark.parametrize(
+    ("mended", "kept"), [({"sql": BETTER}, None), ({"question": "Which ?"}, [DEAREST["sql"], BETTER])]
+)
+def test_further_gold_queries_go_with_the_sql_that_they_stand_beside(mine, mended, kept):
+    row = {**DEAREST, "database": "shop.sqlite", "gold_sqls": [DEAREST["sql"], BETTER]}
+    mine.write_text(json.dumps(row) + "\n")
+    with reviewing(mine) as running:
+        assert running.decide(0, "accepted", **mended).json()["choice"] == "mended"
+    (line,) = lines(mine.with_name("mine.reviewed.jsonl"))
+    assert line.get("gold_sqls") == kept
+
+
 def test_a_vote_that_cannot_be_read_is_a_doubt(mine):
     """Whoever reviews must not take a question for agreed on; a count of one's own under that name is no vote."""
     for votes, doubts, read in (
