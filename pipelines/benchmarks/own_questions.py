@@ -112,7 +112,7 @@ def _read_file(source: Source, root: Path) -> base.Loaded:
         question = text_field(row, "question")
         sql, meta = gold_queries(row, *SQL)
         name = _database_name(row, file.parent, options)
-        id = _id(row) or f"{file.stem}_{numbered.number}"
+        id = id_of(row) or f"{file.stem}_{numbered.number}"
         evidence = text_field(row, "evidence", required=False)
         if row.get("history"):
             meta["history"] = history_field(row)
@@ -122,7 +122,7 @@ def _read_file(source: Source, root: Path) -> base.Loaded:
     return base.collect_examples(_read_rows(source, options), make)
 
 
-def _id(row: dict[str, Any]) -> str:
+def id_of(row: dict[str, Any]) -> str:
     """The id of a row, which many files number; "" if it has none."""
     id = row.get("id")
     if isinstance(id, int) and not isinstance(id, bool):

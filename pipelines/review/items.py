@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks import base
+from pipelines.benchmarks import base, own_questions
 from pipelines.core.errors import DataError
 from pipelines.core.rows import good_rows
 from pipelines.core.types import DATABASE, SQL, BadRow, Example, text_field
@@ -93,11 +93,11 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
             sql = text_field(row, *SQL, required=False)
             evidence = text_field(row, "evidence", required=False)
             question = text_field(row, "question")
+            example_id = own_questions.id_of(row) or f"{path.stem}_{number}"
         except BadRow as bad:
             raise DataError(f"{path}, line {line}: {bad.detail}", HINT) from None
         except DataError as error:
             raise DataError(f"{path}, line {line}: {error.message}", error.hint) from None
-        example_id = str(row.get("id") or f"{path.stem}_{number}")
         openable = databases[name]
         example = Example(example_id, question, openable.database, sql, evidence, source="review")
         votes, doubts = _read_votes(row.get("votes"))

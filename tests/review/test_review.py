@@ -60,6 +60,18 @@ def test_further_gold_queries_go_with_the_sql_that_they_stand_beside(mine, mende
     assert line.get("gold_sqls") == kept
 
 
+def test_a_question_has_the_id_that_training_knows_it_by(mine):
+    ids = (0, 7, "x", " y ", "", None)
+    mine.write_text("".join(json.dumps({**COUNT, "database": "shop.sqlite", "id": id}) + "\n" for id in ids))
+    listed, _ = items.read_file(mine, None)
+    assert [item.example.id for item in listed] == ["0", "7", "x", "y", "mine_5", "mine_6"]
+    read = own_questions.read_own_questions(Source(kind="jsonl", path=str(mine)), 0, mine.parent / "stage")
+    assert [one.id for one in read.examples] == ["0", "7", "x", "y", "mine_5", "mine_6"]
+    mine.write_text(json.dumps({**COUNT, "database": "shop.sqlite", "id": [1]}) + "\n")
+    with pytest.raises(DataError, match="line 1: id is a list, not text"):
+        items.read_file(mine, None)
+
+
 def test_a_vote_that_cannot_be_read_is_a_doubt(mine):
     """Whoever reviews must not take a question for agreed on; a count of one's own under that name is no vote."""
     for votes, doubts, read in (
