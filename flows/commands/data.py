@@ -120,7 +120,7 @@ def review_recipe(name: str, overrides: Sequence[str] | None, out: Path | None, 
         server.listening(port) as listener,
     ):
         questions = examine(items.read_sources(recipe, Path(folder)), sql)
-        corrections = items.corrected(questions)
+        corrections = items.corrected(recipe, questions)
         doubted = [question for question in questions if question.doubts]
         if not doubted:
             say(f"nothing speaks against the gold SQL of {recipe.name}: {len(questions):,} looked at")

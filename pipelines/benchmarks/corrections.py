@@ -76,12 +76,26 @@ def _read_entries(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def _entry_of(example: Example, path: Path, entries: Mapping[str, Entry], corrected: dict[str, str]) -> Entry | None:
-    """The entry that corrects an example, noted in `corrected`; None if there is none."""
+def rows_by_name(path: Path) -> dict[str, dict[str, Any]]:
+    """The corrections of a file as rows to be written again, by the names of their questions."""
+    rows = {}
+    for name, entry in _read_entries(path).items():
+        field, id = name.split(" ", 1)
+        rows[name] = {field: id, **entry.texts, **entry.more}
+    return rows
+
+
+def names_of(example: Example) -> list[str]:
+    """The names by which an entry may mean an example; the first is by its id."""
     names = [f"id {example.id}"]
     if "question_id" in example.meta:
         names.append(f"question_id {example.meta['question_id']}")
-    names = [name for name in names if name in entries]
+    return names
+
+
+def _entry_of(example: Example, path: Path, entries: Mapping[str, Entry], corrected: dict[str, str]) -> Entry | None:
+    """The entry that corrects an example, noted in `corrected`; None if there is none."""
+    names = [name for name in names_of(example) if name in entries]
     if not names:
         return None
     if len(names) > 1:

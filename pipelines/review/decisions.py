@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pipelines.benchmarks.corrections import names_of
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import append_durably, read_lines, try_lock, write_atomic, writing
 from pipelines.core.types import GOLD_SQLS, SQL, from_dict, to_dict
@@ -61,7 +62,7 @@ class Review:
     Args:
         title: the page's title.
         items: the questions.
-        corrects: None if the questions are one's own; else the sources' corrections so far by the id of the question,
+        corrects: None if the questions are one's own; else the sources' corrections so far (`items.corrected`),
             and the review writes corrections (`pipelines/benchmarks/corrections.py`): an entry stays, unless its
             question is mended again.
         address: address of the database of all questions; None if each line names its own.
@@ -72,7 +73,7 @@ class Review:
         title: str,
         items: Sequence[Item],
         files: ReviewFiles,
-        corrects: Mapping[str, Mapping[str, str]] | None = None,
+        corrects: Mapping[str, Mapping[str, Any]] | None = None,
         address: str | None = None,
     ) -> None:
         self.title = title
@@ -132,7 +133,11 @@ class Review:
             elif self.corrects is None:
                 accepted.append(self._question_row(item, decision))
             elif decision.choice == "mended":
-                corrections[item.example.id] = _correction(item, decision)
+                earlier: Mapping[str, Any] = {}
+                names = names_of(item.example)
+                for name in names:
+                    earlier = corrections.pop(name, earlier)
+                corrections[names[0]] = _correction(item, decision, earlier)
         rows = accepted if self.corrects is None else list(corrections.values())
         _write_rows(self.files.out, rows)
         _write_rows(self.files.rejected, rejected)
@@ -180,11 +185,14 @@ def _rejected_row(item: Item, decision: Decision) -> dict[str, Any]:
     }
 
 
-def _correction(item: Item, decision: Decision) -> dict[str, str]:
-    """An entry of a file of corrections: the SQL, and the other texts that changed."""
+def _correction(item: Item, decision: Decision, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of a file of corrections: the SQL, and the other texts that changed, now or in the earlier entry."""
     texts = _right_texts(item, decision)
     replaced = _replaced_texts(item, texts)
-    correction = {"id": item.example.id}
+    correction = {"id": item.example.id, **earlier}
+    correction.pop("question_id", None)
+    if "sql" in replaced:
+        correction.pop(GOLD_SQLS, None)
     for name, text in texts.items():
         if name == "sql" or name in replaced:
             correction[name] = text

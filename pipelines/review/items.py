@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.benchmarks import base, own_questions
+from pipelines.benchmarks import base, corrections, own_questions
 from pipelines.core.errors import DataError
 from pipelines.core.rows import good_rows
 from pipelines.core.types import DATABASE, SQL, BadRow, Example, text_field
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
-from pipelines.recipe.config import Recipe
+from pipelines.recipe.config import Recipe, Source
 from pipelines.sql import health
 from pipelines.sql.engine import SqlEngine
 
@@ -141,10 +141,7 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
 
     Readers put or make databases in `folder`.
     """
-    all_sources = list(recipe.data.sources.values())
-    sources = [source for source in all_sources if not source.lacks_path]
-    if not sources:
-        sources = all_sources  # the first reader says which path to set
+    sources = _sources(recipe)
     distinct: dict[tuple[str, ...], Example] = {}
     for number, source in enumerate(sources):
         if source in sources[:number]:
@@ -154,6 +151,12 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
             distinct[_identity(example)] = example
     seen: Counter[str] = Counter()
     return [item_of(example, example.database.id, seen) for example in distinct.values()]
+
+
+def _sources(recipe: Recipe) -> list[Source]:
+    """The sources that have a path; if none has, all: the first reader says which path to set."""
+    sources = list(recipe.data.sources.values())
+    return [source for source in sources if not source.lacks_path] or sources
 
 
 def _identity(example: Example) -> tuple[str, ...]:
@@ -183,25 +186,23 @@ def with_doubts(items: Sequence[Item], sql: SqlEngine) -> list[Item]:
     return items_with_doubts
 
 
-def corrected(items: Iterable[Item]) -> dict[str, dict[str, str]]:
-    """The sources' corrections so far, by the id of the question.
+def corrected(recipe: Recipe, items: Iterable[Item]) -> dict[str, dict[str, Any]]:
+    """The corrections of a recipe's sources so far, by the names of their questions, whether among the items or not.
 
     A file of corrections names questions by id, so each question that needs a correction must have an id of its own.
     """
-    entries = {}
     ids: Counter[str] = Counter()
     for item in items:
-        id = item.example.id
-        published = item.example.annotations.corrected
-        if item.doubts or published is not None:
-            ids[id] += 1
-        if published:
-            texts = {name: text for name, text in item.texts.items() if name == "sql" or name in published}
-            entries[id] = {"id": id, **texts, "reason": published["reason"]}
+        if item.doubts or item.example.annotations.corrected is not None:
+            ids[item.example.id] += 1
     ambiguous = [id for id, count in ids.items() if count > 1]
     if ambiguous:
         raise DataError(
             f"{len(ambiguous)} ids are of several questions that need corrections; the first: {ambiguous[0]!r}",
             "Give each question of the recipe's sources an id of its own: a file of corrections names them by it.",
         )
-    return entries
+    rows: dict[str, dict[str, Any]] = {}
+    for source in _sources(recipe):
+        if source.corrections is not None:
+            rows |= corrections.rows_by_name(Path(source.corrections).expanduser())
+    return rows

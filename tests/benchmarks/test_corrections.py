@@ -10,6 +10,7 @@ from pipelines.core.errors import DataError
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Source
 from pipelines.review import items
+from pipelines.review.decisions import Decision, Review, ReviewFiles
 from pipelines.sql import scoring
 from pipelines.stages import data
 from pipelines.stages.context import Context, Silent
@@ -154,6 +155,26 @@ def test_a_correction_of_no_question_is_told_with_its_line(bird, tmp_path):
     assert [(row.row, row.reason, row.chosen) for row in loaded.quarantine] == [
         ("overlay:2", "unused_correction", False)
     ]
+
+
+def test_a_review_writes_one_correction_of_a_question_that_had_another_name(bird, tmp_path):
+    overlay = tmp_path / "overlay.jsonl"
+    entries = [{"question_id": number, "sql": BETTER, "reason": "flags"} for number in (40, 41)]
+    write(overlay, "".join(json.dumps(entry) + "\n" for entry in entries))
+    own = json.dumps({"kind": "bird", "path": str(bird), "split": "dev", "corrections": str(overlay)})
+    recipe = recipes.load("miniature", [f"data.sft={own}", f"data.rl=[{own}]", f"data.dev={own}", f"data.test=[{own}]"])
+    given = items.read_sources(recipe, tmp_path / "stage")
+    files = ReviewFiles.of(tmp_path / "new.jsonl")
+    review = Review("bird", given, files, items.corrected(recipe, given))
+    texts = {**given[1].texts, "sql": "SELECT 2", "reason": "again"}
+    review.keep(Decision(given[1].key, given[1].example.id, "mended", "2026-01-01T00:00:00Z", **texts))
+    review.write()
+    review.close()
+    assert [json.loads(line) for line in files.out.read_text().splitlines()] == [
+        {"question_id": "40", "sql": BETTER, "reason": "flags"},
+        {"id": "bird_dev_1", "sql": "SELECT 2", "reason": "again"},
+    ]
+    assert [one.gold_sql for one in read(bird, files.out, tmp_path)] == [BETTER, "SELECT 2", PUBLISHED]
 
 
 def test_the_metrics_count_the_corrections(bird, tmp_path):

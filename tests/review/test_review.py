@@ -174,8 +174,9 @@ def test_a_decision_that_finds_no_room_leaves_the_file_whole(tmp_path, monkeypat
     assert len(lines(files.decisions)) == 1
 
 
-def reading(path, corrections=None):
-    own = json.dumps({"kind": "jsonl", "path": str(path), "corrections": corrections and str(corrections)})
+def reading(path, corrections=None, count=None):
+    source = {"kind": "jsonl", "path": str(path), "corrections": corrections and str(corrections), "count": count}
+    own = json.dumps(source)
     return recipes.load("miniature", [f"data.sft={own}", f"data.rl=[{own}]", f"data.dev={own}", f"data.test=[{own}]"])
 
 
@@ -191,7 +192,9 @@ def test_the_gold_sql_of_a_recipe_is_mended_by_a_file_of_corrections(tmp_path, m
         given = items.with_doubts(items.read_sources(reading(path), stage), sql)
         doubted = [item for item in given if item.doubts]
         assert [item.example.id for item in doubted] == ["1", "2"]
-        with listening(ReviewApp(Review("mine", doubted, files, items.corrected(given)), sql)) as running:
+        with listening(
+            ReviewApp(Review("mine", doubted, files, items.corrected(reading(path), given)), sql)
+        ) as running:
             assert running.post("/v1/run", key=running.keys[0], sql=HIDDEN["sql"]).json()["type"] == "error"
             assert running.decide(0, "accepted", sql=BETTER).status_code == 400  # why ?
             running.decide(0, "accepted", sql=BETTER, reason="a tie was cut")
@@ -200,7 +203,52 @@ def test_the_gold_sql_of_a_recipe_is_mended_by_a_file_of_corrections(tmp_path, m
     assert [(row["id"], row["reason"]) for row in lines(files.rejected)] == [("2", "the table is gone")]
     mended = items.read_sources(reading(path, files.out), stage)
     assert mended[1].example.meta["corrected"] == {"reason": "a tie was cut", "sql": DEAREST["sql"]}
-    assert items.corrected(mended) == {"1": lines(files.out)[0]}
+    assert list(items.corrected(reading(path, files.out), mended).values()) == lines(files.out)
+
+
+def mend(recipe, folder, **mended):
+    """The corrections that a review writes when the first of a recipe's questions is mended."""
+    given = items.read_sources(recipe, folder / "stage")
+    item = given[0]
+    review = Review("mine", given, ReviewFiles.of(folder / "new.jsonl"), items.corrected(recipe, given))
+    texts = {**item.texts, **mended}
+    review.keep(Decision(item.key, item.example.id, "mended", "2026-01-01T00:00:00Z", **texts, reason="again"))
+    review.write()
+    review.close()
+    return lines(review.files.out)
+
+
+def test_corrections_of_questions_that_are_not_looked_at_stay(tmp_path, monkeypatch):
+    """One of three questions is drawn; an entry that names no question stays, too."""
+    monkeypatch.chdir(tmp_path)
+    path, old = shop(tmp_path), tmp_path / "old.jsonl"
+    rows = [{"id": str(number), "database": "shop.sqlite", **COUNT} for number in range(3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    entry = {"sql": "SELECT count(id) FROM item", "gold_sqls": ["SELECT 3"], "reason": "ids count"}
+    entries = [{"id": id, **entry} for id in ("0", "1", "2", "gone")] + [{"question_id": "17", **entry}]
+    old.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    recipe = reading(path, old, count=1)
+    drawn = items.read_sources(recipe, tmp_path / "stage")
+    assert len(drawn) == 1
+    found = mend(recipe, tmp_path, sql=BETTER)
+    others = [entry for entry in entries if entry.get("id") != drawn[0].example.id]
+    assert found == [*others, {"id": drawn[0].example.id, "sql": BETTER, "reason": "again"}]
+
+
+@pytest.mark.parametrize(
+    ("mended", "changed"),
+    [
+        ({"sql": BETTER}, {"sql": BETTER}),  # the further gold query went with its SQL
+        ({"evidence": "dear is 5"}, {"evidence": "dear is 5", "gold_sqls": ["SELECT 3"]}),
+    ],
+)
+def test_what_is_mended_again_keeps_what_was_corrected_before(tmp_path, monkeypatch, mended, changed):
+    monkeypatch.chdir(tmp_path)
+    path, old = shop(tmp_path), tmp_path / "old.jsonl"
+    path.write_text(json.dumps({"id": "1", "database": "shop.sqlite", **DEAREST}) + "\n")
+    before = {"sql": "SELECT max(name) FROM item", "evidence": "dear is above 4"}
+    old.write_text(json.dumps({"id": "1", **before, "gold_sqls": ["SELECT 3"], "reason": "a tie was cut"}) + "\n")
+    assert mend(reading(path, old), tmp_path, **mended) == [{"id": "1", **before, **changed, "reason": "again"}]
 
 
 def test_questions_of_two_sources_with_one_id_are_all_looked_at(tmp_path, monkeypatch):
@@ -219,9 +267,9 @@ def test_questions_of_two_sources_with_one_id_are_all_looked_at(tmp_path, monkey
         assert [item.is_doubted for item in given] == doubted
         if all(doubted):
             with pytest.raises(DataError, match="1 ids are of several questions that need corrections; the first: '1'"):
-                items.corrected(given)
+                items.corrected(recipe, given)
         else:
-            items.corrected(given)
+            items.corrected(recipe, given)
 
 
 def test_two_lines_that_say_the_same_are_decided_apart(mine):
