@@ -36,7 +36,7 @@ EVALUATED_MODELS = {"model": "before SFT", "sft": "after SFT", "grpo": "after GR
 GRAPH: tuple[Stage, ...] = (
     Stage(
         name="data",
-        version=7,
+        version=6,
         reads=(*LEARNED, *READING),
         needs=(),
         build=f"{STAGES}.data:build_pools",
@@ -45,7 +45,7 @@ GRAPH: tuple[Stage, ...] = (
     ),
     Stage(
         name="test",
-        version=5,
+        version=4,
         reads=(*ASKED, *READING),
         needs=(),
         build=f"{STAGES}.data:build_test",
