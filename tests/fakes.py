@@ -20,6 +20,17 @@ from pipelines.core import frames
 from pipelines.core.types import Database
 from pipelines.sql.engine import Limits, SqlEngine
 
+# Overrides of a recipe that trains and evaluates in seconds, and learns nothing.
+QUICK_TRAINING = (
+    "stages=[data, synthesize, filter, gold_schema, sft, evaluate]",
+    "model.tiny={width: 16, layers: 1, heads: 1, ffn: 16, vocabulary: 300, context: 1024}",
+    "sft={epochs: 1, batch: 64, micro_batch: 64}",
+    "evaluation={samples: 0, ks: [1], forced_single_turn: false, sampling: {turn_tokens: 4, episode_tokens: 960}}",
+    "protocol.max_turns_eval=1",
+    "rollout.processes=1",
+    "hardware.processes=1",
+)
+
 
 @dataclass(frozen=True)
 class Asked:

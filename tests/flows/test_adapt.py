@@ -26,19 +26,10 @@ from pipelines.report import writer
 from pipelines.report.data import ReportData, System
 from pipelines.stages import graph
 from tests.evaluation.evaluation_world import RECORD
-from tests.fakes import build_database
+from tests.fakes import QUICK_TRAINING, build_database
 
 COLUMNS = ("name", "city", "trade", "age", "visits")
 TABLES = ("customer", "supplier")
-QUICK = (
-    "stages=[data, synthesize, filter, gold_schema, sft, evaluate]",
-    "model.tiny={width: 16, layers: 1, heads: 1, ffn: 16, vocabulary: 300, context: 1024}",
-    "sft={epochs: 1, batch: 64, micro_batch: 64}",
-    "evaluation={samples: 0, ks: [1], forced_single_turn: false, sampling: {turn_tokens: 4, episode_tokens: 960}}",
-    "protocol.max_turns_eval=1",
-    "rollout.processes=1",
-    "hardware.processes=1",
-)
 
 
 @pytest.fixture
@@ -115,7 +106,7 @@ def test_a_mistake_is_one_plain_line(shop, sqltrain, adapt):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_model_that_learned_nothing_is_not_promoted_and_the_page_has_its_failures(shop, adapt):
-    code, out, err = adapt("--questions", "own.csv", "--json", *QUICK)
+    code, out, err = adapt("--questions", "own.csv", "--json", *QUICK_TRAINING)
     assert code == 0, err
     line = json.loads(out.splitlines()[-1])
     assert line["decision"] == "kept"

@@ -29,7 +29,7 @@ from pipelines.stages.answerer import Answerer, named_answerer
 from pipelines.stages.context import Context, Silent, examples
 from pipelines.stages.evaluation_request import EvaluationRequest, open_evaluation
 from pipelines.stages.question_evaluation import evaluate_questions
-from tests.fakes import build_database
+from tests.fakes import QUICK_TRAINING, build_database
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -155,16 +155,7 @@ def test_a_file_of_questions_is_evaluated_as_it_is_and_a_limit_takes_some(harbou
         assert said in sqltrain("evaluate", "sql_trail", "--model", "oracle", *wrong)[2]
 
 
-TRAINED = (
-    *SMALL,
-    "stages=[data, synthesize, filter, gold_schema, sft, evaluate]",
-    "model.tiny={width: 16, layers: 1, heads: 1, ffn: 16, vocabulary: 300, context: 1024}",
-    "sft={epochs: 1, batch: 64, micro_batch: 64}",
-    "evaluation={samples: 0, ks: [1], forced_single_turn: false, sampling: {turn_tokens: 4, episode_tokens: 960}}",
-    "protocol.max_turns_eval=1",
-    "rollout.processes=1",
-    "hardware.processes=1",
-)
+TRAINED = (*SMALL, *QUICK_TRAINING)
 
 
 def untaught(recipe, folder):
