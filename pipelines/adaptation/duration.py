@@ -1,7 +1,7 @@
 """The minutes that an adaptation of a language model takes on a CPU, guessed before anything is loaded.
 
 The guess multiplies the work that the recipe counts by the machine's speed at matrix products, measured on the spot.
-The shares below were measured with SmolLM2-135M on two cores (docs/results/real_model.md); other work on the machine,
+The shares below are cautious ones of SmolLM2-135M on two cores (docs/results/real_model.md); other work on the machine,
 or longer episodes, easily double the minutes.
 """
 
@@ -14,6 +14,7 @@ from pipelines.adaptation.training_start import count_weights
 from pipelines.recipe.checkpoint import folder_of
 from pipelines.recipe.config import Recipe
 from pipelines.rollout.gguf_model import is_gguf, read_header
+from pipelines.rollout.policies.factories import device
 from pipelines.stages.stage import kind_of
 
 CHARS_A_TOKEN = 3  # characters of a schema to a token of a language model
@@ -25,7 +26,8 @@ FLOP_A_DECODED_TOKEN = 2  # a forward pass alone
 TRAINING_SHARE = 0.36  # share of the speed of matrix products that training reaches
 DECODING_SHARE = 0.1  # share that decoding reaches: it reads all weights for each token of a batch
 ROWS, WIDTH, OUTPUTS = 512, 576, 1536  # the measured product's sizes, those of a layer of SmolLM2
-TIMED_PRODUCTS = 20
+ROUNDS = 4
+TIMED_PRODUCTS = 50  # products of a round: the processor time of other threads is told some milliseconds late
 
 
 def minutes_on_cpu(recipe: Recipe, works: Mapping[str, Work], schema_chars: int) -> dict[str, float]:
@@ -77,15 +79,11 @@ def _local_weights(source: str) -> int | None:
 
 
 def _trains_on_cpu(recipe: Recipe) -> bool:
-    if recipe.hardware.device != "auto":
-        return recipe.hardware.device == "cpu"
-    import torch
-
-    return not torch.cuda.is_available()
+    return recipe.hardware.device != "cuda" and device(recipe, 0) == "cpu"
 
 
 def product_speed(dtype_name: str) -> float:
-    """Floating-point operations a second of a matrix product, the fastest of some.
+    """Floating-point operations a second of a matrix product, in the fastest of some rounds.
 
     Processor time counts, shared among the threads: other work on the machine should not change the plan.
     """
@@ -95,8 +93,9 @@ def product_speed(dtype_name: str) -> float:
     rows = torch.ones(ROWS, WIDTH, dtype=dtype)
     weight = torch.ones(OUTPUTS, WIDTH, dtype=dtype)
     fastest = float("inf")
-    for _ in range(TIMED_PRODUCTS):
+    for _ in range(ROUNDS):
         started = time.process_time()
-        torch.nn.functional.linear(rows, weight)
-        fastest = min(fastest, time.process_time() - started)
+        for _ in range(TIMED_PRODUCTS):
+            torch.nn.functional.linear(rows, weight)
+        fastest = min(fastest, (time.process_time() - started) / TIMED_PRODUCTS)
     return 2 * ROWS * WIDTH * OUTPUTS * torch.get_num_threads() / fastest
