@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.core.types import HARDNESS_LEVELS, Example, shortened
+from pipelines.core.types import HARDNESS_LEVELS, Example, shortened_line
 from pipelines.databases.of_recipe import schemas
 from pipelines.evaluation.metrics import unbroken
 from pipelines.evaluation.paired_comparison import compare
@@ -163,4 +163,4 @@ def failure_table(questions: Mapping[str, Example], after: Records, equality: st
 
 
 def _in_one_line(text: str) -> str:
-    return shortened(" ".join(text.split()), MAX_TEXT_CHARS)
+    return shortened_line(text, MAX_TEXT_CHARS)

@@ -394,6 +394,11 @@ def shortened(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
+def shortened_line(text: str, max_chars: int) -> str:
+    """A text on one line, of at most so many characters."""
+    return shortened(" ".join(text.split()), max_chars)
+
+
 def escape_surrogates(text: str) -> str:
     r"""The text with half characters as their escapes (`\ud800`), so that a file takes it."""
     return text.encode("utf-8", "backslashreplace").decode()

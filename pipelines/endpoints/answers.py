@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from pipelines.endpoints.errors import ErrorInAnswer, Malformed, UnreadableAnswer, shortened
+from pipelines.endpoints.errors import ErrorInAnswer, Malformed, UnreadableAnswer, short_words
 from pipelines.protocols.blocks import close_tag, truncate_at_stop
 
 Kind = Literal["ok", "truncated", "refused", "empty", "malformed"]
@@ -251,14 +251,14 @@ def read_body(body: str) -> Mapping[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise Malformed(f"not with JSON: {shortened(text) or 'an empty body'}") from None
+        raise Malformed(f"not with JSON: {short_words(text) or 'an empty body'}") from None
     if not isinstance(value, Mapping):
-        raise Malformed(f"not with a JSON object: {shortened(text)}")
+        raise Malformed(f"not with a JSON object: {short_words(text)}")
     return value
 
 
 def _as_sent(value: Any) -> str:
-    return shortened(json.dumps(value, ensure_ascii=False))
+    return short_words(json.dumps(value, ensure_ascii=False))
 
 
 def _events(text: str) -> Iterator[tuple[str, str]]:

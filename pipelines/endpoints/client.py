@@ -24,7 +24,7 @@ from typing import Any, Literal, Self, TypeVar
 import pydantic
 
 from pipelines.core.errors import EndpointError, RecipeError, ResourceError, SqltrainError
-from pipelines.endpoints.errors import ContextOverflow, ErrorInAnswer, Malformed, Refused, server_words, shortened
+from pipelines.endpoints.errors import ContextOverflow, ErrorInAnswer, Malformed, Refused, server_words, short_words
 from pipelines.endpoints.limits import START_IT, Breaker, Pace, Rate, delay, retry_after
 from pipelines.recipe.config import Positive, Section, Teacher
 from pipelines.recipe.recipes import LOCAL
@@ -219,7 +219,7 @@ class Connection:
                 raise self._explain(error) from None
             is_away = isinstance(error, TimeoutError) or "Connect" in type(error.__cause__).__name__
             if is_away or status in GATEWAYS:
-                words = shortened(self._words(error)).rstrip(".")
+                words = short_words(self._words(error)).rstrip(".")
                 problem = f"endpoint {self.name!r} at {self.endpoint.base_url} does not answer: {words}"
                 raise ResourceError(problem, f"Start it, or mend its entry in {ENDPOINTS.name}.") from None
 
@@ -329,7 +329,7 @@ class Connection:
         status = status_of(error)
         code = getattr(error, "code", None) or ""
         words = self._words(error)
-        message = shortened(words)
+        message = short_words(words)
         entry = f"Check the entry {self.name!r} of {ENDPOINTS.name}"
         about = f"{code} {getattr(error, 'type', None) or ''} {words}"
         is_in_answer = isinstance(error, ErrorInAnswer)
@@ -353,7 +353,7 @@ class Connection:
             hint = f"{entry}: {knobs}; and the recipe's sampling."
             return RecipeError(f"endpoint {self.name!r} refused the request ({status}): {message}", hint)
         if isinstance(error, Malformed):
-            problem = self._without_key(shortened(str(error)))
+            problem = self._without_key(short_words(str(error)))
             return EndpointError(f"endpoint {self.name!r} answers, but {problem}", f"{entry}: base_url, model.")
         where = f"at {self.endpoint.base_url}" if status is None else f"(HTTP {status})"
         return EndpointError(f"endpoint {self.name!r} {where} failed: {message}", "Is the server up?")
@@ -361,10 +361,10 @@ class Connection:
     def _failure(self, error: Any, status: int | None) -> tuple[str, str]:
         """What the breaker says if this failure is the last one: the problem, and its remedy."""
         if isinstance(error, Malformed):
-            problem = self._without_key(shortened(str(error)))
+            problem = self._without_key(short_words(str(error)))
             hint = f"Check base_url and model of the entry {self.name!r} in {ENDPOINTS.name}, then the server's log."
             return f"answers, but {problem}", hint
-        message = shortened(self._words(error))
+        message = short_words(self._words(error))
         return f"is down ({message})" if status is None else f"is down (HTTP {status}: {message})", START_IT
 
     def _words(self, error: Any) -> str:

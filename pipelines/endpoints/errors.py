@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.core.errors import EndpointError
+from pipelines.core.types import shortened_line
 
 MOST_CHARS = 300  # characters of a server's words in a message
 DEPTH = 8  # levels of an error's JSON that are looked into
@@ -65,13 +66,12 @@ def server_words(error: Any) -> str:
             return _of_text(error)
         return _of_text(error) if isinstance(value, str | int | float) else server_words(value)
     words = _words(error, DEPTH)
-    return words or shortened(json.dumps(error, ensure_ascii=False, default=str))
+    return words or short_words(json.dumps(error, ensure_ascii=False, default=str))
 
 
-def shortened(text: str, most: int = MOST_CHARS) -> str:
-    """A text on one line, with an ellipsis for what is left out."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "\u2026"
+def short_words(text: str) -> str:
+    """Words of a server on one line, as many as an error shows."""
+    return shortened_line(text, MOST_CHARS)
 
 
 def _of_text(text: str) -> str:

@@ -351,7 +351,7 @@ def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0)
     Both have one run a seed, in the same order. The p-value is of the databases alone, as if other seeds would train
     the same policies.
     """
-    runs = [_differences(old, new) for old, new in zip(before, after, strict=True)]
+    runs = [score_differences(old, new) for old, new in zip(before, after, strict=True)]
     differences = ScoresByQuestion.of(runs)
     averages = differences.averages
     plain = paired([0.0] * len(averages), averages, differences.databases, seed)
@@ -371,7 +371,7 @@ def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0)
     )
 
 
-def _differences(before: Scores, after: Scores) -> Scores:
+def score_differences(before: Scores, after: Scores) -> Scores:
     """The differences of one run, over the questions that both answered."""
     differences = {}
     for question, (database, value) in after.items():

@@ -139,6 +139,10 @@ class Protocol(abc.ABC):
         Raises:
             RecipeError: there is no such file, or it has a section or a placeholder that the protocol does not know.
         """
+        return self._prompt_sections
+
+    @functools.cached_property  # each episode puts a prompt; the file is looked for once
+    def _prompt_sections(self) -> Mapping[str, string.Template]:
         if not self.prompt_file.is_file():
             start = f"{self.name}_"
             known = [file.stem.removeprefix(start) for file in sorted(self.prompts.glob(f"{start}*.txt"))]

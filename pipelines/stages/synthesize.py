@@ -36,9 +36,9 @@ ROUNDS = 2  # retries of episodes that an endpoint broke
 def synthesize(ctx: Context) -> None:
     """Write `data.parquet` (one trajectory a row) from shards that a killed run leaves behind."""
     questions = examples(ctx.inputs["data"], "sft")
-    kinds = {teacher.kind for teacher in ctx.recipe.synthesis.teachers}
-    teaches_itself = "policy" in kinds
-    buys_answers = "endpoint" in kinds
+    synthesis = ctx.recipe.synthesis
+    teaches_itself = synthesis.teaches_itself
+    buys_answers = any(teacher.kind == "endpoint" for teacher in synthesis.teachers)
     if teaches_itself and is_gguf(ctx.recipe.model.source):
         ctx = _with_plain_model(ctx)
     shards = Shards(questions, BOUGHT_SHARD if buys_answers else SHARD, ctx.folder)

@@ -175,10 +175,4 @@ def _scores_beyond(run: FinishedEvaluation, name: str, beyond: str | None) -> Sc
     scores = measure(name).scores(run)
     if beyond is None:
         return scores
-    subtracted = measure(beyond).scores(run)
-    differences = {}
-    for question, (cluster, value) in scores.items():
-        if question in subtracted:
-            _, other_value = subtracted[question]
-            differences[question] = (cluster, value - other_value)
-    return differences
+    return stats.score_differences(measure(beyond).scores(run), scores)

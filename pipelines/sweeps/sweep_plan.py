@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pipelines.core.errors import RecipeError, SqltrainError, StoppedError, UserError
 from pipelines.core.files import read_json_lines, write_atomic, writing_to
 from pipelines.core.store import Store
+from pipelines.core.types import escape_surrogates
 from pipelines.evaluation.measures import FinishedEvaluation
 from pipelines.evaluation.record_files import SINGLE_TURN, read_records
 from pipelines.evaluation.voting import Rule
@@ -352,8 +353,8 @@ def baseline_of(planned: Sequence[SweepCell], name: str | None) -> Mapping[str, 
     return {axis: value}
 
 
-def write_sweep(sweep: Sweep, folder: Path) -> None:
-    """The table as Markdown, LaTeX and CSV, and the page."""
+def write_sweep(sweep: Sweep, folder: Path) -> str:
+    """Write the table as Markdown, LaTeX and CSV, and the page; the Markdown is returned."""
     source = table(sweep)
     markdown = formats.markdown(source)
     if sweep.claim is not None:
@@ -367,9 +368,8 @@ def write_sweep(sweep: Sweep, folder: Path) -> None:
     with writing_to(folder, OUT_HINT):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            # A lone surrogate of an error's text has no UTF-8; it is written as its escape.
-            encoded = text.encode("utf-8", "backslashreplace")
-            write_atomic(folder / name, encoded.decode("utf-8"))
+            write_atomic(folder / name, escape_surrogates(text))  # an error's text may hold half a character
+    return markdown
 
 
 def cells_of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tuple[list[SweepCell], Sweep]:

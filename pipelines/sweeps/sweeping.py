@@ -8,8 +8,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.files import writing_to
 from pipelines.core.store import Store
 from pipelines.recipe.recipes import digest
-from pipelines.report import formats
-from pipelines.sweeps import sweep_plan, sweep_table
+from pipelines.sweeps import sweep_plan
 from pipelines.sweeps.sweep_plan import Make, SweepCell
 from pipelines.sweeps.sweep_table import FinishedCell, Sweep
 
@@ -55,8 +54,8 @@ class PlannedSweep:
         """Make the cells, and write their table and page."""
         cells = sweep_plan.fill(self.cells, store, make, say)
         filled = replace(self.empty, cells=tuple(cells))
-        sweep_plan.write_sweep(filled, self.folder)
-        return FilledSweep(filled, self.folder)
+        markdown = sweep_plan.write_sweep(filled, self.folder)
+        return FilledSweep(filled, self.folder, markdown)
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,7 @@ class FilledSweep:
 
     sweep: Sweep
     folder: Path
+    markdown: str  # the table, and a claim's verdicts
 
     @property
     def cells(self) -> Sequence[FinishedCell]:
@@ -77,11 +77,11 @@ class FilledSweep:
 
     def lines(self) -> list[str]:
         """The table and a claim's verdicts as Markdown, and the places of the files."""
-        tables = [sweep_table.table(self.sweep)]
-        if self.sweep.claim is not None:
-            tables.append(sweep_table.verdict_table(self.sweep))
-        lines = "\n".join(map(formats.markdown, tables)).splitlines()
-        return [*lines, f"table  {self.folder / 'sweep.md'}", f"page   {self.folder / sweep_plan.PAGE}"]
+        return [
+            *self.markdown.splitlines(),
+            f"table  {self.folder / 'sweep.md'}",
+            f"page   {self.folder / sweep_plan.PAGE}",
+        ]
 
 
 def plan_sweep(request: SweepRequest, store: Store) -> PlannedSweep:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, Schemas, all_items
 from pipelines.benchmarks.prompt_schema import with_linked_schema as link_shown
-from pipelines.core.types import Database, Example, ExecutionResult, Message, Outcome, SchemaItems, shortened
+from pipelines.core.types import Database, Example, ExecutionResult, Message, Outcome, SchemaItems, shortened_line
 from pipelines.curation.gold_schema import Extractor
 from pipelines.databases.of_recipe import Link
 from pipelines.endpoints.answers import Answer, valid_text
@@ -100,7 +100,7 @@ def check_pairs(askers: Sequence[Asker], examples: Sequence[Example], schemas: S
         prompts.append(conversation(CLEAN, schema, question, example.evidence, SQL=example.gold_sql))
     values_by_model = []
     for asker in askers:
-        texts = _answer_texts(asker.ask_all(prompts))
+        texts = answer_texts(asker.ask_all(prompts))
         values = [read_object(text) or {} for text in texts]
         values_by_model.append(values)
     checked = []
@@ -112,14 +112,13 @@ def check_pairs(askers: Sequence[Asker], examples: Sequence[Example], schemas: S
     return checked
 
 
-def _answer_texts(answers: Iterable[Answer | None]) -> list[str | None]:
+def answer_texts(answers: Iterable[Answer | None]) -> list[str | None]:
     """The texts of an endpoint's answers; None for an answer that it did not give."""
     return [answer.text if answer else None for answer in answers]
 
 
 def _reason(value: Mapping[str, Any]) -> str:
-    words = str(value.get("reason", "")).split()
-    return shortened(" ".join(words), REASON_CHARS)
+    return shortened_line(str(value.get("reason", "")), REASON_CHARS)
 
 
 def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:
@@ -185,7 +184,7 @@ class GradeSource:
         def ask(prompts: Sequence[Sequence[Message]]) -> list[str | None]:
             if not prompts:
                 return []
-            return _answer_texts(asker.ask_all(prompts, lenient=True))
+            return answer_texts(asker.ask_all(prompts, lenient=True))
 
         graded, failed = panel.grade(outcomes, dict(examples), ask, self._scale)
         self._failed += failed
@@ -244,7 +243,7 @@ def extractor(asker: Asker, examples: Sequence[Example], schemas: Schemas) -> Ex
         schema = schemas(case.database)
         prompts.append(conversation(EXTRACT, schema, "", "", SQL=case.gold_sql))
     answers = asker.ask_all(prompts)
-    texts = dict(zip(cases, _answer_texts(answers), strict=True))
+    texts = dict(zip(cases, answer_texts(answers), strict=True))
 
     def extract(example: Example) -> SchemaItems | None:
         schema = schemas(example.database)
@@ -264,7 +263,7 @@ def link_by_endpoint(asker: Asker, examples: Sequence[Example], schemas: Schemas
         prompts.append(conversation(LINK, schema, example.in_context(), example.evidence))
     linked = []
     unread = 0
-    texts = _answer_texts(asker.ask_all(prompts))
+    texts = answer_texts(asker.ask_all(prompts))
     for example, text in zip(examples, texts, strict=True):
         schema = schemas(example.database)
         items = read_schema_items(text, schema, strict=False)
@@ -366,7 +365,7 @@ def choose_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Sign
             prompts.append(_compare(CHOOSE, example, candidates, index_by_name, schemas))
     ballots: list[list[Ballot]] = [[] for _ in cases]
     unread = 0
-    texts = _answer_texts(asker.ask_all(prompts))
+    texts = answer_texts(asker.ask_all(prompts))
     for pairing, text in zip(pairings, texts, strict=True):
         letter = _LETTER.fullmatch(text or "")
         if letter is None:
@@ -459,7 +458,7 @@ def merge_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Signa
         index_by_name = {"Draft 1": first[0], "Draft 2": second[0]}
         example, candidates = cases[case]
         prompts.append(_compare(MERGE, example, candidates, index_by_name, schemas))
-    texts = iter(_answer_texts(asker.ask_all(prompts, SAMPLING, SAMPLES)))
+    texts = iter(answer_texts(asker.ask_all(prompts, SAMPLING, SAMPLES)))
     jobs: list[tuple[Database, str]] = []
     revisions: dict[int, list[str]] = {case: [] for case in disputed}
     unread = 0

@@ -173,9 +173,8 @@ class Inventor:
             prompts.append(experts.conversation(rules, self.schema, question, ""))
         answers = self.checker.ask_all(prompts)
         pairs = []
-        for (draft, _), answer in zip(worded, answers, strict=True):
-            predicted = read_sql(answer.text if answer else None)
-            pairs.append(Pair(self.database, draft.sql, predicted))
+        for (draft, _), text in zip(worded, experts.answer_texts(answers), strict=True):
+            pairs.append(Pair(self.database, draft.sql, read_sql(text)))
         return pairs
 
     def _put_into_words(self, drafts: Sequence[Draft], invented: Invented) -> list[tuple[Draft, str]]:
@@ -186,9 +185,8 @@ class Inventor:
             prompts.append(experts.conversation(rules, self.schema, "none yet", "", SQL=draft.sql))
         worded = []
         answers = self.teacher.ask_all(prompts)
-        for draft, answer in zip(drafts, answers, strict=True):
-            text = answer.text if answer else ""
-            question = " ".join(text.split()).strip("\"' ")
+        for draft, text in zip(drafts, experts.answer_texts(answers), strict=True):
+            question = " ".join((text or "").split()).strip("\"' ")
             if not question:
                 invented.lose(draft.number, "no_question")
             elif len(question) > QUESTION_CHARS:  # a cut question would lack a condition
@@ -199,13 +197,14 @@ class Inventor:
 
     def _propose(self, numbers: Sequence[int], invented: Invented) -> list[Draft]:
         """Proposed queries that run, return something, and are not like an earlier one."""
-        plans = [self._plan(number) for number in numbers]
+        tables = self._quoted_tables()
+        plans = [self._plan(number, tables) for number in numbers]
         if self.queries:
             texts = [read_sql(self.queries[number]) for number in numbers]
         else:
             prompts = [self._proposing_prompt(plan) for plan in plans]
             answers = self.teacher.ask_all(prompts, PROPOSING)
-            texts = [read_sql(answer.text if answer else None) for answer in answers]
+            texts = [read_sql(text) for text in experts.answer_texts(answers)]
         jobs = [(self.database, text or "") for text in texts]
         results = self.sql.execute_many(jobs)
         drafts = []
@@ -225,12 +224,18 @@ class Inventor:
                 self.shapes.add(shape)
         return drafts
 
-    def _plan(self, number: int) -> TryPlan:
-        """The plan of a try: its tables to start from and its style are drawn, so that tries differ."""
+    def _quoted_tables(self) -> list[str]:
+        """The names of the database's tables, sorted, as a statement writes them."""
         quote = written(self.database.engine)
-        names = sorted(table.name for table in self.schema.tables)
-        distinct_names = dict.fromkeys(names)
-        quoted = [self.schema.written(name, quote) for name in distinct_names]
+        names = sorted({table.name for table in self.schema.tables})
+        return [self.schema.written(name, quote) for name in names]
+
+    def _plan(self, number: int, quoted: Sequence[str]) -> TryPlan:
+        """The plan of a try: its tables to start from and its style are drawn, so that tries differ.
+
+        Args:
+            quoted: the names of all tables, as a statement writes them.
+        """
         rng = random.Random(f"{self.seed}/{number}")
         n_tables = min(len(quoted), rng.randint(1, 3))
         tables = rng.sample(quoted, n_tables)

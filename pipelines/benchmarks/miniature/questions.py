@@ -162,10 +162,10 @@ class Family:
     of: str = "t"  # the slot (t, h or p) of the table that carries c; n stands on t or h.
     weight: int = 5  # how often it is asked, relative to the other families.
 
-    @property
-    def slots(self) -> set[str]:
+    @functools.cached_property  # drawing a question asks for them many times
+    def slots(self) -> frozenset[str]:
         """The slots of its SQL."""
-        return set(re.findall(r"{(\w+)}", self.sql))
+        return frozenset(re.findall(r"{(\w+)}", self.sql))
 
 
 FAMILIES: tuple[Family, ...] = (

@@ -86,6 +86,7 @@ def _limit_clues(failure: Failure) -> tuple[Hint, ...]:
 
 def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:
     """The diagnosis of an answer that names what is not there: hallucination, unless each name exists elsewhere."""
+    columns_by_table = columns_of(schema)
     clues: list[Hint] = []
     nowhere: dict[str, None] = {}
     for missing in unknown:
@@ -96,7 +97,7 @@ def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:
         evidence = f"no {missing.kind} {missing.name}"
         nowhere[evidence] = None
         detail = evidence
-        close = _close_names(missing, schema)
+        close = _close_names(missing, columns_by_table)
         if close:
             detail = f"{evidence}; closest: {', '.join(close)}"
         clues.append(Hint(f"unknown_{missing.kind}", detail))
@@ -105,12 +106,11 @@ def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:
     return Diagnosis("schema_linking", clues[0].detail, tuple(clues))
 
 
-def _close_names(missing: Unknown, schema: Schema) -> list[str]:
+def _close_names(missing: Unknown, columns_by_table: Mapping[str, Sequence[str]]) -> list[str]:
     """The database's names that come closest to an unknown table or column."""
-    tables = columns_of(schema)
-    names = set(tables)
+    names = set(columns_by_table)
     if missing.kind == "column":
-        names = set().union(*tables.values())
+        names = set().union(*columns_by_table.values())
     bare_name = missing.name.split(".")[-1].lower()
     return difflib.get_close_matches(bare_name, sorted(names), n=2)
 

@@ -32,8 +32,8 @@ def in_schema_words(sql: str, schema: Schema, engine: str = "sqlite") -> str | N
     }
     for scope in scopes:
         _spell_columns(scope, columns, schema)
-    for scope in scopes:
-        if not is_correlated:
+    if not is_correlated:
+        for scope in scopes:
             _drop_table_aliases(scope)
     spellings = {table.name.lower(): table.name for table in schema.tables}
     for table in tree.find_all(exp.Table):
