@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 EVERY_S = 15.0  # seconds between two looks at a file of curves
-TRAINING = ("sft", "grpo")
 SMALL_FILES = ("contract.json", "contract.html")
 SPAN_SWITCHES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 SPAN_NAME = "sqltrain"
@@ -206,7 +205,7 @@ class Tracker:
 
         def write() -> None:
             self.summarise(role, result, result.metrics)
-            if result.name in TRAINING:
+            if result.name in graph.TRAINING:
                 parent = self.run
                 models.register(MlflowRun(parent.uri, parent.store, parent.experiment_id), self.recipe, result)
 
@@ -309,7 +308,7 @@ class StageRun:
         if result.kind == "report":
             folder = benchmark_of(result.name) or None  # the first benchmark's page lies on top
             self.note("the report", lambda: _log_file(parent, result.folder / "report.html", folder))
-        if result.name in TRAINING:
+        if result.name in graph.TRAINING:
             self.note("its checkpoint", lambda: models.register(run, self.tracker.recipe, result))
         if result.name.startswith("evaluate_"):
             recipe = self.recipe

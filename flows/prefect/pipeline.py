@@ -163,9 +163,7 @@ def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[
 synthesize = _deployable("synthesize", "The teacher writes trajectories for checked questions.", ("synthesize",))
 curate = _deployable("curate", "Right trajectories are kept, gold schemas agreed on.", CURATION)
 train = _deployable("train", "SFT, difficulty scoring and GRPO.", ("model", "sft", "difficulty", "grpo"))
-evaluate = _deployable(
-    "evaluate", "Held-out accuracy of every checkpoint.", ("evaluate_model", "evaluate_sft", "evaluate_grpo")
-)
+evaluate = _deployable("evaluate", "Held-out accuracy of every checkpoint.", graph.EVALUATIONS)
 
 
 @flow(name="retrain", flow_run_name="retrain {recipe}", persist_result=False)

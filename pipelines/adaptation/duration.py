@@ -11,13 +11,13 @@ from pathlib import Path
 
 from pipelines.adaptation.estimate import Work
 from pipelines.adaptation.training_start import count_weights
+from pipelines.databases.schema_filter import CHARS_PER_TOKEN
 from pipelines.recipe.checkpoint import folder_of
 from pipelines.recipe.config import Recipe
 from pipelines.rollout.gguf_model import is_gguf, read_header
 from pipelines.rollout.policies.factories import device
 from pipelines.stages.stage import kind_of
 
-CHARS_A_TOKEN = 3  # characters of a schema to a token of a language model
 INSTRUCTION_TOKENS = 110  # tokens of the instructions around a schema
 OWN_TOKENS = 120  # tokens of a demonstration or an episode behind its schema
 DECODED_TOKENS = 60  # tokens that the agent writes in an episode
@@ -43,7 +43,7 @@ def minutes_on_cpu(recipe: Recipe, works: Mapping[str, Work], schema_chars: int)
     if n_weights is None or not _trains_on_cpu(recipe):
         return {}
     flop_rate = product_speed(recipe.model.compute_dtype)
-    prompt_tokens = INSTRUCTION_TOKENS + schema_chars / CHARS_A_TOKEN
+    prompt_tokens = INSTRUCTION_TOKENS + schema_chars / CHARS_PER_TOKEN
     trained_token_s = FLOP_A_TRAINED_TOKEN * n_weights / (flop_rate * TRAINING_SHARE)
     decoded_token_s = FLOP_A_DECODED_TOKEN * n_weights / (flop_rate * DECODING_SHARE)
 

@@ -8,11 +8,10 @@ from pipelines.adaptation.questions import Counts
 from pipelines.endpoints.client import endpoint
 from pipelines.recipe.config import Recipe, Teacher
 from pipelines.stages.asked_endpoints import asked_endpoints
-from pipelines.stages.graph import GRAPH
+from pipelines.stages.graph import EVALUATIONS, GRAPH
 from pipelines.stages.stage import Step, kind_of
 
 ORACLE = "the scripted oracle, which reads the gold SQL"
-EVALUATIONS = ("evaluate_model", "evaluate_sft", "evaluate_grpo")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pipelines.core.files import write_atomic, writing_to
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import yaml_text
+from pipelines.stages.graph import TRAINING
 
 FOLDER = Path("recipes")
 INBOX = "feedback/inbox"  # folder of confirmed answers of `sqltrain serve --feedback feedback`
@@ -144,7 +145,7 @@ def _unused_old_path(path: Path) -> Path:
 
 def last_training_stage(recipe: Recipe) -> str:
     """The name of the recipe's last training stage; a DataError if it has no training or no evaluation."""
-    stages = [name for name in ("sft", "grpo") if name in recipe.stages]
+    stages = [name for name in TRAINING if name in recipe.stages]
     if not stages or "evaluate" not in recipe.stages:
         raise DataError(f"recipe {recipe.name} lacks a stage", "To adapt it needs evaluate, and sft or grpo.")
     return stages[-1]

@@ -97,6 +97,10 @@ class Endpoint(Section):
     reasoning: Literal["keep", "drop"] = "keep"
     stream: bool = False  # read the answer as it is written, for servers that cut silent connections.
 
+    def price(self, tokens_in: float, tokens_out: float) -> float:
+        """The price of so many tokens of prompts and of answers, in `currency`."""
+        return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
+
     @pydantic.model_validator(mode="after")
     def _priced(self) -> Self:
         if self.cap_cost is not None and not (self.price_in or self.price_out):

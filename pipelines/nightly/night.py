@@ -30,7 +30,6 @@ from pipelines.stages.stage import StageResult, Step
 
 Walk = Callable[[Recipe, Store, Sequence[Step], str], list[StageResult]]
 CURATION = ("data", "test", "leakage", "synthesize", "filter", "gold_schema")
-TRAINING = ("sft", "grpo")
 RETRAINING = ("filter", "gold_schema", "sft", "difficulty", "grpo")  # stages that are made on a union
 Keys = Mapping[str, str]  # names of finished stages -> their keys
 
@@ -154,7 +153,7 @@ def _train_challenger(context: NightContext, ledger: Ledger, base: Keys, batches
     except DataError as error:
         raise _refuse_batches(ledger, ledger.undecided(), error) from error
     finished = context.make(training, steps)
-    last_stage = [name for name in TRAINING if name in finished][-1]
+    last_stage = [name for name in graph.TRAINING if name in finished][-1]
     return Challenger(
         stage=last_stage,
         key=finished[last_stage].key,
@@ -181,7 +180,7 @@ def _training_recipe(context: NightContext, start: Champion | None, data_key: st
     """The recipe's training stages alone, on a union's data, from the champion's weights if there is one."""
     recipe = context.recipe
     stages = tuple(name for name in recipe.stages if name in RETRAINING)
-    if not set(stages) & set(TRAINING):
+    if not set(stages) & set(graph.TRAINING):
         raise RecipeError(f"recipe {recipe.name} has neither sft nor grpo", "There is nothing to retrain.")
     metrics = read_json(context.store.folder("data", data_key) / "metrics.json")
     n_sources = int(metrics["rl_sources"])

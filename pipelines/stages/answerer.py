@@ -11,9 +11,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.rollout.gguf_model import is_gguf
 from pipelines.stages.answer_latency import Latency
 from pipelines.stages.evaluated_policy import ENDPOINT, ORACLE
-from pipelines.stages.fingerprints import folder_digest
-
-ANSWER_FIELDS = {"base_url", "model", "omit", "extra", "system", "reasoning"}  # fields of an entry that decide answers
+from pipelines.stages.fingerprints import ANSWER_FIELDS, folder_digest
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,7 @@ class Answerer:
         assert self.entry is not None
         if not self.entry.price_in and not self.entry.price_out:
             return ""
-        price = (latency.bought_in * self.entry.price_in + latency.bought_out * self.entry.price_out) / 1e6
-        return f"{price:.5f}"
+        return f"{self.entry.price(latency.bought_in, latency.bought_out):.5f}"
 
     def require_playable(self, questions: Sequence[Example]) -> None:
         """Refuse the oracle for questions without gold SQL."""
@@ -51,7 +48,7 @@ def named_answerer(policy: str) -> Answerer:
     if not policy.startswith(ENDPOINT):
         return Answerer(policy, policy, {"policy": policy})
     entry = endpoint(policy.removeprefix(ENDPOINT))
-    identity = {"endpoint": entry.model_dump(mode="json", include=ANSWER_FIELDS)}
+    identity = {"endpoint": entry.model_dump(mode="json", include={"base_url", *ANSWER_FIELDS})}
     return Answerer(policy, policy, identity, entry.model, entry)
 
 

@@ -27,7 +27,7 @@ class CallEstimate:
         """The price of all tokens, in the entry's currency; 0.0 without a price."""
         if self.entry is None:
             return 0.0
-        return (self.tokens_in * self.entry.price_in + self.tokens_out * self.entry.price_out) / 1e6
+        return self.entry.price(self.tokens_in, self.tokens_out)
 
     def figures(self) -> dict[str, float]:
         """The numbers by name, for scripts."""

@@ -134,6 +134,12 @@ def each_example(folder: Path, *pools: str) -> Iterator[Example]:
         yield from resolve_locations(frames.from_frame(of_pools, Example), folder)
 
 
+def each_trajectory(path: Path, rows: pl.Series | None = None) -> Iterator[Trajectory]:
+    """The trajectories of a file, or those in these rows, of which few are in memory at a time."""
+    for frame in frames.windows(path, rows):
+        yield from frames.from_frame(frame, Trajectory)
+
+
 def trajectories(folder: Path) -> list[Trajectory]:
     """The trajectories that a stage wrote."""
     return frames.from_frame(frames.read(folder / frames.DATA), Trajectory)

@@ -19,7 +19,7 @@ from pipelines.stages.added_benchmarks import benchmarks_override
 from pipelines.stages.answerer import Answerer, checkpoint_answerer, named_answerer
 from pipelines.stages.evaluated_policy import ENDPOINT, ORACLE
 from pipelines.stages.gguf_folders import model_folder
-from pipelines.stages.newest_model import TRAINED, plan_without_training
+from pipelines.stages.newest_model import plan_without_training
 from pipelines.stages.stage import Step
 
 
@@ -79,7 +79,7 @@ def _checkpoint_steps(
     """The stages that evaluate the recipe's own checkpoints; one's own questions start no training."""
     if request.questions is None:
         steps = graph.plan(recipe, store, "evaluate")
-        untrained = [step.name for step in steps if step.name in TRAINED and not step.cached]
+        untrained = [step.name for step in steps if step.name in graph.TRAINING and not step.cached]
         if untrained:
             say(f"not in the store, so trained first: {', '.join(untrained)}")
         return steps

@@ -20,7 +20,7 @@ from pipelines.curation import card, filtering
 from pipelines.environment.core import Environment
 from pipelines.recipe.config import Recipe
 from pipelines.sql import similarity
-from pipelines.stages.context import COSTS, LEAKAGE, QUARANTINE, Context, examples_at, rows_of
+from pipelines.stages.context import COSTS, LEAKAGE, QUARANTINE, Context, each_trajectory, examples_at, rows_of
 from pipelines.stages.shards import Run, Shards, run_over_rows
 
 SAMPLED = 20_000  # kept trajectories, at even distances, whose words are counted
@@ -95,7 +95,7 @@ def _write_dataset_card(ctx: Context, source: Path, selected: pl.DataFrame, kept
     """Write the dataset's card, and return the figures that it shows beside leakage and costs."""
     distance = max(1, -(-len(kept_rows) // SAMPLED))
     sampled_rows = kept_rows.gather_every(distance)
-    trajectories = _read_trajectories_at(source, sampled_rows)
+    trajectories = each_trajectory(source, sampled_rows)
     quality = card.quality(selected, similarity.distinct_2(trajectories))
     write_json(ctx.folder / "quality.json", quality)
     leakage = read_json(ctx.inputs["data"] / LEAKAGE)
@@ -103,12 +103,6 @@ def _write_dataset_card(ctx: Context, source: Path, selected: pl.DataFrame, kept
     text = card.card_text(ctx.recipe, quality, leakage["sft"], costs)
     write_atomic(ctx.folder / "card.md", text)
     return quality
-
-
-def _read_trajectories_at(source: Path, rows: pl.Series) -> Iterator[Trajectory]:
-    """The trajectories in these rows of a file, of which few are in memory at a time."""
-    for frame in frames.windows(source, rows):
-        yield from frames.from_frame(frame, Trajectory)
 
 
 def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> Run:

@@ -31,7 +31,9 @@ BENCHMARK = ("test", "leakage", "test_schema")  # stages that no training reads:
 OF_POOLS = ("data", "gold_schema")  # stages that read the training pools, and are for training alone
 LEARNING = {"synthesize", "filter", "sft", "difficulty", "grpo"}  # stages that learn, or make what is learned
 STAGES = "pipelines.stages"
+TRAINING = ("sft", "grpo")  # stages that make a checkpoint by training, in their order
 EVALUATED_MODELS = {"model": "before SFT", "sft": "after SFT", "grpo": "after GRPO"}  # evaluated models, and when
+EVALUATIONS = tuple(f"evaluate_{model}" for model in EVALUATED_MODELS)  # stages
 
 GRAPH: tuple[Stage, ...] = (
     Stage(
@@ -152,7 +154,7 @@ GRAPH: tuple[Stage, ...] = (
         reads=("name", "title", "paper", "benchmark.name"),
         needs=(
             *("data", "test", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo"),
-            *("evaluate_model", "evaluate_sft", "evaluate_grpo"),
+            *EVALUATIONS,
         ),
         build=f"{STAGES}.report:build_report",
         about="the HTML report",

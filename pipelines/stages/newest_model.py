@@ -10,7 +10,6 @@ from pipelines.recipe.config import Recipe
 from pipelines.stages import graph
 from pipelines.stages.stage import Step
 
-TRAINED = ("sft", "grpo")  # stages that make a checkpoint by training
 EVALUATION = ("test", "test_schema")  # stages that an evaluation needs besides a checkpoint
 
 
@@ -44,7 +43,7 @@ def plan_without_training(trained: Recipe, evaluated: Recipe, store: Store) -> C
     Raises:
         DataError: the recipe trains, and none of its training stages is finished.
     """
-    if not set(TRAINED) & set(trained.stages):
+    if not set(graph.TRAINING) & set(trained.stages):
         return CheckpointEvaluation(graph.plan(evaluated, store, "evaluate"), ())
     training = {stage.name for stage in graph.GRAPH if not stage.by_benchmark}
     finished: dict[str, str] = {}
@@ -52,9 +51,9 @@ def plan_without_training(trained: Recipe, evaluated: Recipe, store: Store) -> C
     for step in graph.plan(trained, store, among=training):
         if step.cached:
             finished[step.name] = step.key
-        elif step.name in TRAINED:
+        elif step.name in graph.TRAINING:
             untrained.append(step.name)
-    if not set(TRAINED) & finished.keys():
+    if not set(graph.TRAINING) & finished.keys():
         raise DataError(
             f"recipe {trained.name} is not trained in {store.root}, and other questions start no training",
             "Train it by sqltrain run with the same overrides, or pass --model FOLDER.",

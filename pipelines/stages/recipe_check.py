@@ -20,10 +20,10 @@ from pipelines.rewards.panel import Rubric
 from pipelines.sql import health as gold_health
 from pipelines.stages import graph, prompt_fit, stage_making
 from pipelines.stages.context import Progress, examples
+from pipelines.stages.data_sources import TRAINED
 
 NO_PATH = "{} without a path: these questions are not checked"
 POOLS = ("sft", "rl", "dev", "test")
-TRAINING_POOLS = ("sft", "rl")
 CHUNK = 512  # questions that are judged together
 Say = Callable[[str], None]
 
@@ -87,14 +87,14 @@ class CheckedQuestions:
 
     def of_training(self) -> list[CheckedPool]:
         """The pools that training reads."""
-        return [pool for pool in self.pools if pool.name in TRAINING_POOLS]
+        return [pool for pool in self.pools if pool.name in TRAINED]
 
     def training_first(self) -> list[Example]:
         """All questions, those of training pools first."""
         training: list[Example] = []
         held_out: list[Example] = []
         for pool in self.pools:
-            if pool.name in TRAINING_POOLS:
+            if pool.name in TRAINED:
                 training += pool.questions
             else:
                 held_out += pool.questions

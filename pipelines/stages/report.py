@@ -12,9 +12,8 @@ from pipelines.report.data import ReportData
 from pipelines.report.deviations_table import deviations_table
 from pipelines.stages.answer_latency import EFFICIENCY, answer_costs, read_latencies
 from pipelines.stages.context import Context
+from pipelines.stages.graph import EVALUATED_MODELS
 from pipelines.stages.report_systems import ReportedEvaluation, report_of
-
-WHEN = {"evaluate_model": "before SFT", "evaluate_sft": "after SFT", "evaluate_grpo": "after GRPO"}
 
 
 def build_report(ctx: Context) -> None:
@@ -23,9 +22,9 @@ def build_report(ctx: Context) -> None:
     data = gather_report(ctx)
     writer.write_all(data, ctx.folder)
     clock = {}
-    for stage, when in WHEN.items():
-        if stage in ctx.inputs:
-            folder = ctx.inputs[stage]
+    for model, when in EVALUATED_MODELS.items():
+        folder = ctx.inputs.get(f"evaluate_{model}")
+        if folder is not None:
             r_ves = read_json(folder / EFFICIENCY).get("r_ves")
             clock[when] = answer_costs(read_latencies(folder), r_ves)
     # Wall-clock times lie beside the tables, not among the results.
@@ -56,16 +55,16 @@ def gather_report(ctx: Context) -> ReportData:
 def _reported_evaluations(ctx: Context) -> list[ReportedEvaluation]:
     """The evaluations of the run, in the order of training."""
     evaluations = []
-    for evaluation, when in WHEN.items():
-        if evaluation not in ctx.inputs:
+    for stage, when in EVALUATED_MODELS.items():
+        folder = ctx.inputs.get(f"evaluate_{stage}")
+        if folder is None:
             continue
-        stage = evaluation.removeprefix("evaluate_")
         # The base model's name, or the key of the stage that trained it.
         model = ctx.recipe.model.source
         if stage in ctx.inputs:
             model = f"{stage} {ctx.inputs[stage].name}"
         n_trained = _training_examples(ctx, stage)
-        evaluations.append(ReportedEvaluation(ctx.inputs[evaluation], when, n_trained or None, model))
+        evaluations.append(ReportedEvaluation(folder, when, n_trained or None, model))
     return evaluations
 
 

@@ -1,7 +1,6 @@
 """Stages 5 and 7: the base model, supervised fine-tuning and GRPO, each trained in a child process."""
 
 import os
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from pipelines.core import frames
 from pipelines.core.errors import RecipeError
 from pipelines.core.files import read_lines, write_json
 from pipelines.core.store import Store
-from pipelines.core.types import Example, Trajectory, write_jsonl
+from pipelines.core.types import Example, write_jsonl
 from pipelines.curation.filtering import seeded_rank
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.databases.of_recipe import schemas
@@ -20,7 +19,7 @@ from pipelines.protocols.base import Protocol, build_protocol
 from pipelines.recipe.checkpoint import write_card
 from pipelines.rollout.gguf_model import is_gguf
 from pipelines.rollout.policies.factories import serving
-from pipelines.stages.context import REFERENCE, Context, each_example, examples, examples_at, rows_of
+from pipelines.stages.context import REFERENCE, Context, each_example, each_trajectory, examples, examples_at, rows_of
 from pipelines.stages.gguf_folders import gguf_folder, link_folder
 from pipelines.training.launch import SILENCE_S, train_in_child
 from pipelines.training.plan import HELD_OUT, HELD_OUT_TURNS, SERVED, Plan
@@ -62,7 +61,7 @@ def _corpus(ctx: Context, protocol: Protocol) -> list[str]:
     """Texts from which the tiny tokenizer learns its merges: demonstrations, or else prompts and gold SQL."""
     texts: list[str] = []
     if "filter" in ctx.inputs:
-        for trajectory in islice(_demonstrations(ctx.inputs["filter"] / frames.DATA), CORPUS):
+        for trajectory in islice(each_trajectory(ctx.inputs["filter"] / frames.DATA), CORPUS):
             texts += (text for _, text in trajectory.prompt)
             for turn in trajectory.turns:
                 texts.append(turn.text)
@@ -74,12 +73,6 @@ def _corpus(ctx: Context, protocol: Protocol) -> list[str]:
         texts += (text for _, text in prompt)
         texts.append(example.gold_sql)
     return texts
-
-
-def _demonstrations(path: Path) -> Iterator[Trajectory]:
-    """The trajectories of a file, of which few are in memory at a time."""
-    for frame in frames.windows(path):
-        yield from frames.from_frame(frame, Trajectory)
 
 
 def sft(ctx: Context) -> None:

@@ -11,8 +11,6 @@ from pipelines.stages.stage import Step
 from pipelines.training import watch
 from pipelines.training.plan import CURVES
 
-TRAINING = ("sft", "grpo")  # stages that train, in their order
-
 
 @dataclass(frozen=True)
 class WatchedTraining:
@@ -44,7 +42,7 @@ class WatchedTraining:
 
 def watched_training(recipe: Recipe, store: Store) -> WatchedTraining:
     """The training of a recipe; an error if it trains nothing."""
-    steps = [step for step in graph.plan(recipe, store) if step.name in TRAINING]
+    steps = [step for step in graph.plan(recipe, store) if step.name in graph.TRAINING]
     if not steps:
         raise DataError(f"recipe {recipe.name} trains nothing", f"Its stages: {', '.join(recipe.stages)}.")
     return WatchedTraining(recipe, store, steps)
