@@ -120,8 +120,9 @@ def paired_table(
     )
     rows: list[tuple[Cell, ...]] = []
     for name, ids in groups.items():
-        old = [record for record in before if record.example_id in ids]
-        new = [record for record in after if record.example_id in ids]
+        wanted = set(ids)
+        old = [record for record in before if record.example_id in wanted]
+        new = [record for record in after if record.example_id in wanted]
         comparison = compare(old, new, recipe.headline, (BEFORE, AFTER), seed=recipe.seed)
         if comparison is None:
             continue

@@ -17,7 +17,7 @@ from sqlglot.optimizer.qualify import qualify
 from sqlglot.optimizer.simplify import Simplifier
 
 from pipelines.core.types import Scalar
-from pipelines.sql.analysis.parsing import parse, unwrap
+from pipelines.sql.analysis.parsing import joined_clauses, parse, unwrap
 from pipelines.sql.dialects.base import quoted
 from pipelines.sql.schema import Column, Schema, Table
 
@@ -142,15 +142,6 @@ def _is_other_join(node: exp.Expr) -> bool:
     return bool(node.args.get("using"))
 
 
-def _joined_clauses(select: exp.Expr) -> list[exp.Expr]:
-    """The FROM and the JOINs of a SELECT."""
-    joins = list(select.args.get("joins") or ())
-    start = select.args.get("from_")
-    if start is None:
-        return joins
-    return [start, *joins]
-
-
 def _is_inner(clauses: Sequence[exp.Expr]) -> bool:
     """Whether none of the joins is an outer one."""
     return not any(clause.args.get("side") for clause in clauses)
@@ -200,7 +191,7 @@ def _unsettled_columns(select: exp.Select) -> list[exp.Column]:
                 aggregates.append(call)
     if not aggregates and not select.args.get("group"):
         return []
-    aliases = {clause.this.alias_or_name for clause in _joined_clauses(select)}
+    aliases = {clause.this.alias_or_name for clause in joined_clauses(select)}
     columns = []
     for clause in clauses:
         for column in clause.find_all(exp.Column):
@@ -233,7 +224,7 @@ def _normal_form(tree: exp.Expr, never_null: Set[Item], gold_order: exp.Expr | N
 
 def _sort_inner_joins(select: exp.Select) -> None:
     """Turn the conditions of inner joins into those of WHERE, and put the tables into the order of their names."""
-    clauses = _joined_clauses(select)
+    clauses = joined_clauses(select)
     if len(clauses) < 2 or not _is_inner(clauses):
         return
     conditions = []
@@ -265,7 +256,7 @@ def _drop_aliases(tree: exp.Expr) -> None:
 
 def _count_rows(tree: exp.Expr, never_null: Set[Item]) -> None:
     """Write COUNT(*) for a COUNT of what is never NULL."""
-    clauses = _joined_clauses(tree)
+    clauses = joined_clauses(tree)
     table_of: dict[str, str] = {}
     if _is_inner(clauses):
         for clause in clauses:

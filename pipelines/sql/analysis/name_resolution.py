@@ -10,7 +10,7 @@ from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, traverse_scope
 
 from pipelines.core.types import SchemaItems
-from pipelines.sql.analysis.parsing import parse, unwrap
+from pipelines.sql.analysis.parsing import joined_clauses, parse, unwrap
 from pipelines.sql.schema import Schema
 
 Item = tuple[str, str]  # (table, column), lower-cased
@@ -289,24 +289,15 @@ def _selects_around(column: exp.Column) -> Iterator[exp.Select]:
 
 def from_items(select: exp.Select) -> Iterator[exp.Expr]:
     """The tables and subqueries of FROM and JOIN, parentheses opened."""
-    start = select.args.get("from_")
-    items = _joined_items(select)
-    if start is not None:
-        items.insert(0, start.this)
+    items = [clause.this for clause in joined_clauses(select)]
     while items:
         item = items.pop(0)
-        items = [*_joined_items(item), *items]
+        items = [*(clause.this for clause in joined_clauses(item)), *items]
         is_bracket = isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery)
         if is_bracket:
             items.insert(0, item.this)
         else:
             yield item
-
-
-def _joined_items(node: exp.Expr) -> list[exp.Expr]:
-    """The tables and subqueries of a node's JOINs."""
-    joins = node.args.get("joins") or ()
-    return [join.this for join in joins]
 
 
 # The tables and columns of the database that a query reads.

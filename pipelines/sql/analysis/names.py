@@ -7,7 +7,7 @@ from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, traverse_scope
 
 from pipelines.sql.analysis.name_resolution import known_name, output_names, scope_columns, scope_sources
-from pipelines.sql.analysis.parsing import parse, unwrap
+from pipelines.sql.analysis.parsing import joined_clauses, parse, unwrap
 from pipelines.sql.schema import Schema
 
 # The engine of a query is not known here; the first that reads it decides.
@@ -279,13 +279,7 @@ def _only_table(column: exp.Column, tables_by_column: Mapping[str, set[str]]) ->
 
 def _joined_tables(select: exp.Select) -> list[exp.Table]:
     """The tables of FROM and JOIN; subqueries are left out."""
-    joins = select.args.get("joins") or ()
-    clauses = [select.args.get("from_"), *joins]
-    tables = []
-    for clause in clauses:
-        if clause and isinstance(clause.this, exp.Table):
-            tables.append(clause.this)
-    return tables
+    return [clause.this for clause in joined_clauses(select) if isinstance(clause.this, exp.Table)]
 
 
 def first_table(sql: str, engine: str) -> str | None:

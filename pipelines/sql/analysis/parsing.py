@@ -118,3 +118,12 @@ def unwrap(query: exp.Expr) -> exp.Expr:
     while isinstance(query, exp.Subquery | exp.Paren):
         query = query.this
     return query
+
+
+def joined_clauses(select: exp.Expr) -> list[exp.Expr]:
+    """The FROM and the JOINs of a SELECT; of a table or a subquery in brackets its JOINs."""
+    joins = list(select.args.get("joins") or ())
+    start = select.args.get("from_")
+    if start is None:
+        return joins
+    return [start, *joins]
