@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from pipelines.sql.engine import SqlEngine
 
 EMPTY = "gold_empty"  # the reason of `check_gold` that is not a fault
+UNUSED_CORRECTION = "unused_correction"  # the reason of a correction that is of no question
+DUPLICATE_ID = "duplicate_id"  # the reason of a row whose id an earlier row of its source or its pool has
 HIDDEN_SQL = "its SQL is not repeated here, for the database has hidden parts"
 PROBE_SQL = "SELECT 1"  # looks for the database, if the gold is a result and not a query
 
@@ -101,7 +103,7 @@ def load(source: Source, seed: int, root: Path) -> Loaded:
 
     def unused(line: str, name: str) -> None:
         detail = f"a correction of {name}, and this source has no such question"
-        loaded.quarantine.append(Rejected(line, "unused_correction", detail, chosen=False))
+        loaded.quarantine.append(Rejected(line, UNUSED_CORRECTION, detail, chosen=False))
 
     path = Path(source.corrections).expanduser()
     return Loaded(corrections.correct(loaded.examples, path, unused), loaded.quarantine)
@@ -121,7 +123,7 @@ def choose_rows(
     is_first = ids.is_first_distinct()
     all_rejected = list(rejected)
     for id in ids.filter(~is_first):
-        all_rejected.append(Rejected(id, "duplicate_id", "another row has the same id"))
+        all_rejected.append(Rejected(id, DUPLICATE_ID, "another row has the same id"))
     good = is_first.arg_true()
     rows = good
     if source.hardness is not None:

@@ -8,8 +8,8 @@ from pipelines.core.store import SHARDS
 from pipelines.stages.context import QUARANTINE, Context
 from pipelines.stages.data_sources import PoolSource, SourcePart, check_sources, read_source, source_faults
 from pipelines.stages.leakage_stage import note_leakage
-from pipelines.stages.pool_files import add_source, write_rejected
-from pipelines.stages.question_ids import keep_first_of_each_id, refuse_shared_ids
+from pipelines.stages.pool_files import add_rejected, add_source, write_rejected
+from pipelines.stages.question_ids import count_other_texts, keep_first_of_each_id, refuse_shared_ids
 
 
 def build_pools(ctx: Context) -> None:
@@ -54,7 +54,13 @@ def write_pools(ctx: Context, sources: Sequence[PoolSource]) -> None:
     refuse_shared_ids(path)
     pools = {source.pool for source in sources}
     if len(pools) < len(sources):
-        keep_first_of_each_id(path)
+        quarantined += add_rejected(ctx, keep_first_of_each_id(path))
+    n_other_texts = count_other_texts(path)
+    if n_other_texts:
+        ctx.progress.warn(
+            f"{n_other_texts} questions of data.rl have the id of one of data.sft and other words or SQL: SFT learns "
+            "the first, GRPO the second, and the gold schema is that of the first; ids of their own part them"
+        )
     pool_column = frames.read(path, "pool")["pool"]
     for pool, number in pool_column.value_counts().iter_rows():
         figures[f"{pool}_examples"] = float(number)

@@ -2,12 +2,14 @@
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import polars as pl
 
 from pipelines.benchmarks import corrections
+from pipelines.benchmarks.base import Rejected
 from pipelines.core import frames
 from pipelines.core.files import write_lines
 from pipelines.core.types import Example
@@ -68,3 +70,12 @@ def write_rejected(ctx: Context, parts: Sequence[SourcePart], checked: Sequence[
 
     write_lines(ctx.folder / QUARANTINE, lines())
     return sum(len(rows.rejected) for rows in checked)
+
+
+def add_rejected(ctx: Context, rejected: Sequence[tuple[str, Rejected]]) -> int:
+    """Write further rejected rows, each behind its pool, and return their number."""
+    with (ctx.folder / QUARANTINE).open("a", encoding="utf-8") as file:
+        for pool, row in rejected:
+            line = json.dumps({"pool": pool, **dataclasses.asdict(row)}, ensure_ascii=False, sort_keys=True)
+            file.write(f"{line}\n")
+    return len(rejected)

@@ -146,8 +146,10 @@ def _questions(ctx: Context) -> list[Example]:
         solved_ids = [id for id in ids if id not in never_solved]
         unsolved_ids = [id for id in ids if id in never_solved]
         ids = [*reversed(solved_ids), *unsolved_ids]
-    ids_and_rows = rows_of(data, "sft", "rl").select("id", "row")
-    row_of = dict(ids_and_rows.iter_rows())
+    row_of: dict[str, int] = {}
+    for pool in ("sft", "rl"):  # A question of both pools is learned as the RL pool has it: there it was scored.
+        ids_and_rows = rows_of(data, pool).select("id", "row")
+        row_of.update(ids_and_rows.iter_rows())
     return examples_at(data, [row_of[id] for id in ids])
 
 

@@ -150,6 +150,32 @@ def test_of_a_name_in_two_sources_of_a_pool_the_first_stays(tmp_path):
     ]
 
 
+def test_a_row_of_a_name_in_two_sources_that_differs_is_told(tmp_path):
+    """The second source of the RL pool has other SQL for the question 0, and other words for the question 1."""
+    recipe_of(tmp_path, 4)
+    rows = []
+    for number in range(3):
+        row = {"id": number, "question": f"what is {number} ?", "sql": f"SELECT {number} FROM t"}
+        rows.append(row | {"database": "shop.sqlite"})
+    changed = [rows[0] | {"sql": "SELECT 7 FROM t"}, rows[1] | {"question": "which is 1 ?"}, rows[2]]
+    for name, lines in (("first", rows), ("second", changed)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    first, second = (f"{{kind: jsonl, path: {tmp_path / name}.jsonl}}" for name in ("first", "second"))
+    steps = Steps()
+    steps.warnings = []
+    steps.warn = steps.warnings.append
+    folder = build(pooled(first, f"{second}, {first}", first), tmp_path / "stage", steps)
+    left_out = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
+    told = "an earlier source of the pool has a row of this id, with other"
+    assert [(row["pool"], row["row"], row["reason"], row["detail"]) for row in left_out] == [
+        ("rl", "0", "duplicate_id", f"{told} SQL"),
+        ("rl", "1", "duplicate_id", f"{told} question"),
+    ]
+    assert json.loads((folder / "metrics.json").read_text())["quarantined"] == 2
+    (warning,) = steps.warnings
+    assert warning.startswith("2 questions of data.rl have the id of one of data.sft and other words or SQL:")
+
+
 def test_two_questions_with_one_id_are_refused_and_one_question_in_two_pools_is_not(tmp_path):
     """Two files that number their rows from 0: the second row of each is another question, the first is the same."""
     recipe_of(tmp_path, 4)

@@ -143,10 +143,12 @@ def test_what_was_never_solved_comes_last_in_either_order(tmp_path, order, names
     """Difficulty scoring chose them in ascending S(q): 1 of 6 right, 5 of 6, and twice 0 of 6."""
     database = Database("d", "sqlite", "d.sqlite")
     pool = [Example(name, name, database, "SELECT 1") for name in ("easy", "never too", "hard", "never")]
+    as_published = Example("hard", "as SFT learned it", database, "SELECT 2")
     folders = {name: tmp_path / name for name in ("data", "difficulty", "model")}
     for folder in folders.values():
         folder.mkdir()
-    frames.write(folders["data"] / frames.DATA, frames.to_frame(pool, extra=[{"pool": "rl", "part": 0}] * 4))
+    pools = [{"pool": "sft", "part": 0}, *[{"pool": "rl", "part": 0}] * 4]
+    frames.write(folders["data"] / frames.DATA, frames.to_frame([as_published, *pool], extra=pools))
     right = {"hard": 1, "easy": 5, "never": 0, "never too": 0}
     scored = pl.DataFrame({"example_id": [*right], "right": [*right.values()], "samples": [6] * 4})
     frames.write(folders["difficulty"] / frames.DATA, scored)
@@ -156,4 +158,6 @@ def test_what_was_never_solved_comes_last_in_either_order(tmp_path, order, names
     monkeypatch.setattr(train, "serving", lambda *arguments: contextlib.nullcontext(served))
     monkeypatch.setattr(train, "_train", lambda *arguments: None)
     train.grpo(context)
-    assert [example.id for example in read_jsonl(tmp_path / "input.jsonl", Example)] == names
+    learned = list(read_jsonl(tmp_path / "input.jsonl", Example))
+    assert [example.id for example in learned] == names
+    assert [example.question for example in learned] == names  # as the RL pool has them, where they were scored
