@@ -6,11 +6,14 @@
 `database` is a path relative to the file's folder, a `postgresql://` address without a password, or, with the option
 `databases`, the name of a database in that folder. `evidence`, `id` and `history` may be left out, and `database` if
 the option of that name has it. Files of others need no new names: `db`, `db_id` or `db_path` is read for `database`,
-and `query`, `SQL` or `gold_sql` for `sql`. `gold_sqls` lists further right queries. With the options `dev` or `test`
-the one file is cut into three parts, and `split` says which of them is read (`splitting.py`).
+and `query`, `SQL` or `gold_sql` for `sql`. `gold_sqls` lists further right queries. Other fields are not read, and a
+warning names them. With the options `dev` or `test` the one file is cut into three parts, and `split` says which of
+them is read (`splitting.py`).
 """
 
 import contextlib
+import functools
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +22,28 @@ from pipelines.benchmarks import base
 from pipelines.benchmarks.splitting import Shares, cut_questions
 from pipelines.core.errors import DataError
 from pipelines.core.registry import reader
-from pipelines.core.rows import Row, csv_rows, json_rows, kind_of, reject
-from pipelines.core.types import DATABASE, SQL, BadRow, Database, Example, gold_queries, history_field, text_field
+from pipelines.core.rows import NOT_READ, Row, csv_rows, json_rows, kind_of, reject
+from pipelines.core.types import (
+    DATABASE,
+    GOLD_SQLS,
+    SQL,
+    BadRow,
+    Database,
+    Example,
+    gold_queries,
+    history_field,
+    shortened_line,
+    text_field,
+)
 from pipelines.recipe.config import Section, Share, Source
 from pipelines.sql.dialects.base import identity
 from pipelines.sql.dialects.dialect import engine_of_address, engine_of_file, file_suffixes
 
+log = logging.getLogger(__name__)
+READ_FIELDS = frozenset(("id", "question", "evidence", "history", GOLD_SQLS, NOT_READ, *SQL, *DATABASE))
+# Fields that `sqltrain` itself writes beside a question, for the page of `sqltrain review`.
+WRITTEN_FIELDS = frozenset(("style", "teacher", "checker", "votes", "hardness"))
+LISTED_CHARS = 200  # characters of the names of fields in a warning
 HINT = "Its first line names the columns: question, sql and, where you have them, id, database and evidence."
 
 
@@ -119,7 +138,24 @@ def _read_file(source: Source, root: Path) -> base.Loaded:
         database = _find_own_database(name, file.parent, source, root, options)
         return Example(id, question, database, sql, evidence, source="jsonl", meta=meta)
 
-    return base.collect_examples(_read_rows(source, options), make)
+    return base.collect_examples(_noting_unread_fields(file, _read_rows(source, options)), make)
+
+
+def _noting_unread_fields(file: Path, rows: Iterator[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
+    """The same rows; a warning names the fields of a file that are not read."""
+    unread: set[str] = set()
+    for place, row in rows:
+        if isinstance(row.value, dict):
+            unread |= row.value.keys() - READ_FIELDS - WRITTEN_FIELDS
+        yield place, row
+    if unread:
+        _warn_of_unread_fields(file, tuple(sorted(unread)))
+
+
+@functools.cache  # a file is read once for each of its parts, and its user warned once
+def _warn_of_unread_fields(file: Path, names: tuple[str, ...]) -> None:
+    listed = shortened_line(", ".join(names), LISTED_CHARS)
+    log.warning("%s: fields that are not read: %s; a prompt shows question and evidence alone", file, listed)
 
 
 def id_of(row: dict[str, Any]) -> str:
@@ -201,7 +237,14 @@ def _database_path(name: str, folder: Path, options: OwnOptions) -> Path:
     home = folder / options.databases
     candidates = [home / f"{name}{suffix}" for suffix in suffixes]
     candidates += [home / name / f"{name}{suffix}" for suffix in suffixes]
-    for path in candidates:
-        if path.is_file():
-            return path
-    return candidates[0]
+    existing = [path for path in candidates if path.is_file()]
+    if not existing:
+        return candidates[0]
+    if len(existing) > 1:
+        _warn_of_several_databases(name, existing[0], existing[1])
+    return existing[0]
+
+
+@functools.cache  # a name is looked up for each row, and its user warned once
+def _warn_of_several_databases(name: str, first: Path, second: Path) -> None:
+    log.warning("%s and %s are databases of the name %r: the first is read; a suffix says which", first, second, name)

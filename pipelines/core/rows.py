@@ -1,8 +1,10 @@
 """The rows of a file of questions, each behind its line: JSON lines, one JSON list, or CSV with a header."""
 
 import csv
+import functools
 import itertools
 import json
+import logging
 import os
 import re
 from collections import Counter
@@ -23,6 +25,7 @@ from pipelines.core.text_files import (
 )
 from pipelines.core.types import BadRow
 
+log = logging.getLogger(__name__)
 csv.field_size_limit(2**31 - 1)  # a cell is as long as it is; the default is 128 KiB
 CSV_SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t"  # spreadsheets write the second where the comma parts a number's digits
@@ -162,7 +165,8 @@ def _behind_blanks(text: str, place: int) -> int:
 def csv_rows(path: Path, needed: Needed, hint: str = "") -> Iterator[Row]:
     """The rows of a CSV file as the JSON objects of a JSONL file, each with the line that it ends in.
 
-    Names are those of the header's columns, in lower case. A blank cell is left out.
+    Names are those of the header's columns, in lower case. A blank cell is left out, and so is one under a column
+    without a name; a warning says so, but for the first column, in which pandas writes row numbers.
     """
     try:
         with path.open("rb") as raw:
@@ -177,9 +181,13 @@ def csv_rows(path: Path, needed: Needed, hint: str = "") -> Iterator[Row]:
             if not needed and header and QUESTION not in header:
                 columns = ", ".join(header)[:MESSAGE_CHARS]
                 yield Row(1, 1, BadRow("no_header", f"the first line names no column {QUESTION}: {columns}"))
+            unnamed: set[int] = set()  # numbers of columns without a name, from 1, that hold something
             for line, cells in records:
                 if any(map(str.strip, cells)):
+                    unnamed |= _unnamed_columns(header, cells)
                     yield Row(line, line, _by_name(header, cells))
+            for number in sorted(unnamed):
+                _warn_of_unnamed_column(path, number)
     except UnicodeDecodeError:
         raise not_utf_8(path, path.read_bytes()) from None
     except OSError as error:
@@ -222,6 +230,20 @@ def _header(path: Path, cells: Sequence[str], needed: Needed, hint: str) -> list
     while header and not header[-1]:
         header.pop()
     return header
+
+
+def _unnamed_columns(header: Sequence[str], cells: Sequence[str]) -> set[int]:
+    """The numbers of the columns without a name, but for the first one, under which a row has cells."""
+    numbers = set()
+    for number, (name, cell) in enumerate(zip(header, cells, strict=False), 1):
+        if number > 1 and not name and cell.strip():
+            numbers.add(number)
+    return numbers
+
+
+@functools.cache  # a file is read several times, and its user warned once
+def _warn_of_unnamed_column(path: Path, number: int) -> None:
+    log.warning("%s: column %d has cells and no name in line 1, and is not read", path, number)
 
 
 def _by_name(header: Sequence[str], cells: Sequence[str]) -> dict[str, str] | BadRow:

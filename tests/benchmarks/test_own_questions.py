@@ -100,6 +100,47 @@ def test_a_csv_file_that_lacks_something_says_what(folder, text, message):
     assert message in str(caught.value)
 
 
+def test_fields_that_are_not_read_are_told_once(folder, caplog):
+    row = {"question": "who is there ?", "sql": "SELECT 1", "evidence": "all"}
+    (folder / "own.jsonl").write_text(json.dumps(row | {"gold_sqls": ["SELECT 2"], "votes": [], "style": "plain"}))
+    read(folder / "own.jsonl", database="shop.sqlite")
+    assert not caplog.records
+    rows = [row, row | {"Evidence": "nobody", "hint": "ask Ada"}]
+    (folder / "mine.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (folder / "mine.csv").write_text("question,sql,Hint\nwho is there ?,SELECT 1,ask Ada\n")
+    for name in ("mine.jsonl", "mine.csv", "mine.jsonl"):
+        read(folder / name, database="shop.sqlite")
+    assert [record.getMessage().partition("; ")[0] for record in caplog.records] == [
+        f"{folder}/mine.jsonl: fields that are not read: Evidence, hint",
+        f"{folder}/mine.csv: fields that are not read: hint",
+    ]
+
+
+def test_two_databases_of_one_name_are_told(folder, caplog):
+    build_database(folder / "data" / "shop.duckdb", "CREATE TABLE customer (name TEXT)")
+    rows = [{"question": f"q{number}", "sql": "SELECT 1", "database": "shop"} for number in range(2)]
+    (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    read(folder / "own.jsonl", databases="data")
+    assert not caplog.records
+    (folder / "data" / "shop.sqlite").write_bytes((folder / "shop.sqlite").read_bytes())
+    loaded = read(folder / "own.jsonl", databases="data")
+    assert {example.database.engine for example in loaded.examples} == {"sqlite"}
+    first, second = (folder / "data" / f"shop.{suffix}" for suffix in ("sqlite", "duckdb"))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{first} and {second} are databases of the name 'shop': the first is read; a suffix says which"
+    ]
+
+
+def test_cells_under_a_column_without_a_name_are_told(folder, caplog):
+    text = ",question,,sql\n0,who ?,,SELECT 1\n1,all ?,of Paris,SELECT 2\n2,none ?,of Rome,SELECT 3\n"
+    (folder / "own.csv").write_text(text)
+    for _ in range(2):
+        assert len(read(folder / "own.csv", database="shop.sqlite").examples) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder}/own.csv: column 3 has cells and no name in line 1, and is not read"
+    ]
+
+
 def test_one_database_has_one_name_however_the_rows_write_it(folder):
     names = [{}, {"database": "shop.sqlite"}, {"database": str(folder / "shop.sqlite")}]
     rows = [{"question": f"q{number}", "sql": "SELECT 1", **name} for number, name in enumerate(names)]
