@@ -112,11 +112,15 @@ def _value(line: bytes) -> Any:
     try:
         return parse_json(line)
     except UnicodeDecodeError as error:
-        return BadRow("not_utf8", f"it is not UTF-8 (byte {error.start} of the line)")
+        return BadRow("not_utf8", f"it is not UTF-8 (byte {error.start} of the line)", _readable(line))
     except RepeatedName as error:
-        return BadRow("repeated_name", str(error))
+        return BadRow("repeated_name", str(error), _readable(line))
     except ValueError as error:  # also a number of 5,000 digits, and brackets in thousands of brackets
-        return BadRow("not_json", f"not JSON: {error}")
+        return BadRow("not_json", f"not JSON: {error}", _readable(line))
+
+
+def _readable(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
 
 
 def _items(path: Path, data: bytes, hint: str) -> Iterator[Row]:
@@ -154,7 +158,7 @@ def _item(text: str, begin: int) -> tuple[Any, int]:
         raise json.JSONDecodeError("It nests too deep", text, begin) from None
     except RepeatedName as error:
         _, end = json.JSONDecoder().raw_decode(text, begin)
-        return BadRow("repeated_name", str(error)), end
+        return BadRow("repeated_name", str(error), text[begin:end]), end
 
 
 def _behind_blanks(text: str, place: int) -> int:
@@ -249,6 +253,7 @@ def _warn_of_unnamed_column(path: Path, number: int) -> None:
 def _by_name(header: Sequence[str], cells: Sequence[str]) -> dict[str, str] | BadRow:
     """A row's cells that are not blank, by the names of their columns."""
     if any(map(str.strip, cells[len(header) :])):
-        hint = f"a text with a comma needs quotes: {','.join(cells)[:MESSAGE_CHARS]}"
-        return BadRow("too_many_cells", f"{len(cells)} cells under {len(header)} columns: {hint}")
+        text = ",".join(cells)
+        hint = f"a text with a comma needs quotes: {text[:MESSAGE_CHARS]}"
+        return BadRow("too_many_cells", f"{len(cells)} cells under {len(header)} columns: {hint}", text)
     return {name: cell for name, cell in zip(header, cells, strict=False) if name and cell.strip()}

@@ -419,6 +419,7 @@ class BadRow(Exception):
 
     reason: str  # a short stable word.
     detail: str  # line for a person.
+    text: str = ""  # text of the row itself, if it is known; no message has it.
 
 
 def text_field(row: Any, *names: str, required: bool = True) -> str:

@@ -104,7 +104,7 @@ def _fresh_rows(inbox: Path, table: str | None, batches: Path, day: date | None)
     for name, row in _rows(inbox, table, day):
         content: Any = row
         if isinstance(row, BadRow):
-            content = [row.reason, row.detail]
+            content = [row.reason, row.detail, row.text]
         mark = digest(content)
         if mark not in taken:
             fresh[mark] = (name, row)
@@ -181,7 +181,10 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:
         if isinstance(row, BadRow):
             reason = row.reason
             detail = row.detail
-        yield path.stem, BadRow(reason, f"{path.name}, line {line}: {detail}")
+            text = row.text
+        else:
+            text = json.dumps(row)
+        yield path.stem, BadRow(reason, f"{path.name}, line {line}: {detail}", text)
 
 
 def _refuse_unread_files(inbox: Path, files: Sequence[Path]) -> None:
@@ -220,7 +223,7 @@ def _table_rows(file: Path, table: str) -> Iterator[Row]:
                 damaged = name
             row[name] = _plain(value)
         if damaged is not None:
-            yield BadRow("not_utf8", f"row {number} of table {table}: {damaged} is not UTF-8")
+            yield BadRow("not_utf8", f"row {number} of table {table}: {damaged} is not UTF-8", json.dumps(row))
         else:
             yield row
 

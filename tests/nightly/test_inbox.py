@@ -74,6 +74,27 @@ def test_a_line_that_is_no_json_is_passed_on_for_the_data_stage_to_set_aside(tmp
     assert [row["question"] for row in lines(batch)] == ["how many ?", "two ?"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (['{"question": "half'], ['{"question": "hole']),
+        (['{"id": 1, "id": 2}'], ['{"id": 3, "id": 4}']),
+        (["[1]"], ["[2]"]),
+        (['[{"id": 1, "id": 2}]'], ['[{"id": 3, "id": 4}]']),
+        ([b"\xff1".decode("latin-1")], [b"\xff2".decode("latin-1")]),
+    ],
+)
+def test_another_bad_row_in_the_place_of_one_is_a_new_row(tmp_path, collected, before, after):
+    """Its line and its message are those of the row that was taken."""
+    file = tmp_path / "inbox" / "a.jsonl"
+    for rows in (before, after):
+        write(file, *rows)
+        file.write_bytes(file.read_text(encoding="utf-8").encode("latin-1"))
+        (row,) = lines(collected())
+        assert "a.jsonl, line 1" in row["not_read"]["detail"]
+        assert collected() is None
+
+
 def test_rows_of_a_table_are_new_questions_too(tmp_path, collected):
     script = """
     CREATE TABLE asked (question TEXT, database TEXT, sql TEXT, evidence TEXT);
