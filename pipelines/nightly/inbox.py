@@ -6,6 +6,7 @@ is, are new again.
 """
 
 import json
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +19,13 @@ from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_atomic, write_json, writing
 from pipelines.core.rows import CSV_SUFFIXES, read_rows, set_aside
 from pipelines.core.store_remote import LINKS
-from pipelines.core.types import DATABASE, BadRow
+from pipelines.core.types import DATABASE, BadRow, shortened_line
 from pipelines.recipe.config import Nightly
 from pipelines.recipe.recipes import digest
-from pipelines.sql.dialects.dialect import has_password
+from pipelines.sql.dialects.dialect import engine_of_head, file_suffixes, has_password
 from pipelines.stages.context import QUARANTINE
 
+log = logging.getLogger(__name__)
 # Files of a batch.
 QUESTIONS = "questions.jsonl"
 ROWS = "rows.json"  # digests of its rows
@@ -32,8 +34,15 @@ RESERVED = (QUESTIONS, ROWS, HELD_OUT, QUARANTINE, LINKS)  # a link of such a na
 
 WITHHELD = "postgresql://user:***@host/"  # stands for an address with a password: the store keeps none
 READ = (".jsonl", *CSV_SUFFIXES)
-# Files that look like questions and are not read; others are databases, which questions name.
-UNREAD = (".json", ".ndjson", ".txt", ".xlsx", ".xls", ".parquet", ".gz", ".zip")
+# Files that look like questions and are not read; others are databases, which questions name, or a warning names them.
+OTHER_TEXTS = (".json", ".ndjson", ".jsonlines", ".jl", ".txt", ".tab", ".psv")
+SHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")
+COLUMN_FILES = (".parquet", ".feather", ".arrow", ".avro", ".orc")
+ARCHIVES = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".tar", ".tgz")
+UNREAD = (*OTHER_TEXTS, *SHEETS, *COLUMN_FILES, *ARCHIVES)
+SIDE_FILES = ("-wal", "-shm", "-journal", ".wal")  # ends of the names of files that engines keep beside a database
+HEAD = 64  # bytes of a file by which a database is known
+LISTED_CHARS = 200  # characters of the names of files in a warning
 Row = dict[str, Any] | BadRow  # an unreadable row is copied with its place, and the data stage sets it aside
 
 
@@ -163,6 +172,7 @@ def _rows(inbox: Path, table: str | None, day: date | None) -> Iterator[tuple[st
     entries = sorted(inbox.iterdir())
     files = [path for path in entries if not path.name.startswith(".")]
     _refuse_unread_files(inbox, files)
+    _warn_of_unread_files(inbox, files)
     for path in files:
         if path.suffix.lower() not in READ:
             continue
@@ -201,6 +211,33 @@ def _refuse_unread_files(inbox: Path, files: Sequence[Path]) -> None:
             f"the inbox {inbox} holds files that are not read: {names}",
             "Questions are taken from .jsonl, .csv and .tsv files that are in the folder itself; take the others out.",
         )
+
+
+def _warn_of_unread_files(inbox: Path, files: Sequence[Path]) -> None:
+    """Name the files that are neither questions nor databases, and files of questions far down in subfolders."""
+    unread = []
+    for path in files:
+        if path.is_file() and path.suffix.lower() not in READ and not _is_database(path):
+            unread.append(path)
+    for path in sorted(inbox.glob("[!.]*/**/*")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(inbox).parts)
+        if path.suffix.lower() in (*READ, *UNREAD) and path.is_file() and not is_hidden:
+            unread.append(path)
+    if unread:
+        names = ", ".join(str(path.relative_to(inbox)) for path in unread)
+        log.warning("the inbox %s holds files that are not read: %s", inbox, shortened_line(names, LISTED_CHARS))
+
+
+def _is_database(path: Path) -> bool:
+    """Whether a file is a database by its suffix or its first bytes, or one that an engine keeps beside a database."""
+    if path.suffix in file_suffixes() or path.name.endswith(SIDE_FILES):
+        return True
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+    except OSError:
+        return False
+    return engine_of_head(head, path) is not None
 
 
 def _table_rows(file: Path, table: str) -> Iterator[Row]:

@@ -232,7 +232,20 @@ def test_csv_files_are_taken_too_whatever_the_case_of_their_suffix(tmp_path, col
     )  # the data stage sets it aside
 
 
-@pytest.mark.parametrize("name", ["x.json", "rows.parquet", "x.jsonl.gz", "x.zip", "sub/y.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x.json",
+        "rows.parquet",
+        "x.jsonl.gz",
+        "x.zip",
+        "sub/y.jsonl",
+        "x.jsonlines",
+        "rows.ODS",
+        "x.jsonl.bz2",
+        "rows.feather",
+    ],
+)
 def test_a_file_that_looks_like_questions_and_is_not_read_is_named(tmp_path, collected, name):
     write(tmp_path / "inbox" / "a.jsonl", ROW)
     write(tmp_path / "inbox" / name, ROW)
@@ -240,3 +253,22 @@ def test_a_file_that_looks_like_questions_and_is_not_read_is_named(tmp_path, col
         DataError, match=rf"holds files that are not read: {name}\. Questions are taken from \.jsonl, \.csv"
     ):
         collected()
+
+
+def test_files_that_are_neither_questions_nor_databases_are_told(tmp_path, collected, caplog):
+    inbox = tmp_path / "inbox"
+    write(inbox / "a.jsonl", ROW)
+    build_database(inbox / "shop.sqlite", "CREATE TABLE t (a)")
+    (inbox / "bare").write_bytes((inbox / "shop.sqlite").read_bytes())
+    (inbox / "shop.sqlite-wal").touch()
+    (inbox / ".hidden").touch()
+    assert len(lines(collected())) == 1
+    assert not caplog.records
+    write(inbox / "questions", ROW)
+    write(inbox / "week.1" / "monday" / "b.jsonl", ROW)
+    write(inbox / "week.1" / "c.json", ROW)
+    write(inbox / ".git" / "d.jsonl", ROW)
+    assert collected() is None
+    (told,) = caplog.records
+    files = "questions, week.1/c.json, week.1/monday/b.jsonl"
+    assert told.getMessage() == f"the inbox {inbox} holds files that are not read: {files}"
