@@ -201,8 +201,9 @@ def check_gold(
     """Run every gold SQL and separate the examples whose gold runs from those whose gold fails.
 
     A database that cannot be reached has another reason than a gold SQL that is wrong. An empty result is no failure.
-    If the gold is a result (Spider 2.0) there may be no gold SQL: then only the database is looked for. If the database
-    has hidden parts, no detail quotes SQL, which may name them.
+    If the gold is a result (Spider 2.0) there may be no gold SQL: then only the database is looked for. A further gold
+    query that fails is noted, and its example stays. If the database has hidden parts, no detail quotes SQL, which may
+    name them.
 
     Args:
         root: the folder that the examples' locations are relative to.
@@ -219,7 +220,7 @@ def check_gold(
             continue
         quoted_sql = HIDDEN_SQL if engine.hides(database) else example.gold_sql
         rejected.append(_failed_gold(example, result, quoted_sql))
-    return good, rejected
+    return good, rejected + _failed_further_gold(resolve_locations(good, root), engine)
 
 
 def _failed_gold(example: Example, result: ExecutionResult, quoted_sql: str) -> Rejected:
@@ -231,6 +232,27 @@ def _failed_gold(example: Example, result: ExecutionResult, quoted_sql: str) -> 
     if result.status is ExecutionStatus.UNAVAILABLE:
         reason = "database_unavailable"
     return Rejected(example.id, reason, f"{result.error or status}: {quoted_sql}")
+
+
+def _failed_further_gold(examples: Sequence[Example], engine: SqlEngine) -> list[Rejected]:
+    """A note on each further gold query that gives no result, which verdicts leave out; it counts as no bad row."""
+    jobs = []
+    ids = []
+    for example in examples:
+        for sql in example.annotations.gold_sqls:
+            jobs.append((example.database, sql))
+            ids.append(example.id)
+    if not jobs:
+        return []
+    notes = []
+    for id, (database, sql), result in zip(ids, jobs, engine.execute_many(jobs, max_rows=1), strict=True):
+        if result.ok:
+            continue
+        status = result.status.value
+        quoted_sql = HIDDEN_SQL if engine.hides(database) else sql
+        detail = f"the question stays, without its further gold query: {result.error or status}: {quoted_sql}"
+        notes.append(Rejected(id, f"further_gold_{result.error_class or status}", detail, chosen=False))
+    return notes
 
 
 def source_folder(source: Source) -> Path:

@@ -1,6 +1,7 @@
 """The data stage in shards: the same rows from one process and two, and after a kill nothing is done twice."""
 
 import json
+import re
 
 import polars as pl
 import pytest
@@ -92,6 +93,20 @@ def test_every_bad_row_of_every_pool_is_named_before_the_stage_fails(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "stage" / "quarantine.jsonl").read_text().splitlines()]
     assert [row["pool"] for row in rows] == ["sft", "sft", "rl", "rl", "dev", "dev"]
     assert {row["reason"] for row in rows} == {"gold_no_such_column"}
+
+
+def test_a_further_gold_query_that_fails_is_noted_and_its_question_stays(tmp_path):
+    recipe = recipe_of(tmp_path, 1)
+    row = {"question": "what is 0 ?", "database": "shop.sqlite", "gold_sqls": ["SELECT 0 FROM t", "SELECT nope FROM t"]}
+    (tmp_path / "own.jsonl").write_text(json.dumps(row) + "\n")
+    folder = build(recipe, tmp_path / "stage")
+    assert json.loads((folder / "metrics.json").read_text())["rl_examples"] == 1
+    noted = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
+    assert [(row["pool"], row["row"], row["reason"]) for row in noted] == [
+        (pool, "own_1", "further_gold_no_such_column") for pool in ("sft", "rl", "dev")
+    ]
+    told = r"the question stays, without its further gold query: .*nope.*: SELECT nope FROM t"
+    assert re.fullmatch(told, noted[0]["detail"])
 
 
 def synsql(folder, golds):
