@@ -355,9 +355,16 @@ def disagreement_lines(scored: PredictionScore) -> list[str]:
 
 
 def left_out_lines(scored: PredictionScore) -> list[str]:
-    """Predictions that did not run, and items that do not count."""
+    """Items that are in no level, predictions that did not run, and items that do not count."""
     summary = scored.summary
     lines = []
+    if summary.without_level:
+        count = f"{len(summary.without_level)} gold queries have none of BIRD's difficulties"
+        effect = "they are in the column all alone" if summary.is_by_difficulty else "levels are Spider's"
+        lines.append(f"{count}: {effect} ({listed(summary.without_level)})")
+    if summary.failed_golds:
+        count = f"{len(summary.failed_golds)} questions are scored without those of their gold queries that did not run"
+        lines.append(f"{count} ({listed(summary.failed_golds)})")
     if summary.errors:
         counts = ", ".join(f"{name} {number}" for name, number in summary.errors.items())
         lines.append(f"predictions that did not run: {counts}")
@@ -373,18 +380,22 @@ def left_out_lines(scored: PredictionScore) -> list[str]:
 
 
 def prediction_remarks(scored: PredictionScore) -> list[str]:
-    """Remarks on the lines of the prediction file."""
+    """Remarks on the lines of the prediction file, and on databases that are no test suite."""
     lines = []
     if scored.rewritten:
         numbers = listed(scored.rewritten)
         rest = f"{len(scored.rewritten)} that are right here may be wrong there ({numbers})"
         lines.append(f"the official test suite replaces the letters value by 1 in predictions: {rest}")
+    if scored.without_suite:
+        count = f"{len(scored.without_suite)} databases are no test suite, for no other .sqlite file is beside them"
+        lines.append(f"{count}: there a test suite is one comparison ({listed(scored.without_suite)})")
     predictions = scored.predictions
     remarks = (
         (predictions.missing, "gold queries have no prediction and count as wrong"),
         (predictions.empty, "predictions are empty and count as wrong"),
         (predictions.other_database, "predictions name another database than their gold query, on whose they ran"),
         (predictions.tabs, "predictions have a tab before what is no known database, and were read whole"),
+        (predictions.ambiguous, "predictions are of ids that are numbers of other gold queries, too"),
     )
     for items, remark in remarks:
         if items:

@@ -76,6 +76,7 @@ class Verdict:
     n_rows: int  # Rows that the prediction returned.
     gold_rows: int  # Rows that the gold query returned.
     counterexample: str = ""  # Script of a database on which the two queries differ.
+    failed_golds: int = 0  # Number of the question's gold queries that gave no result, if another one did.
 
     @property
     def broken(self) -> bool:
@@ -329,7 +330,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         location = engine.locate(database.location)
         locations: tuple[str, ...] = (location,)
         if any(rule.suite for rule in rules):
-            locations = (location, *_neighbours_of_suite(database, location))
+            locations = (location, *neighbours_of_suite(database, location))
         names = None
         if any(rule.by_units for rule in rules):
             names = self._names(database)
@@ -510,10 +511,13 @@ def _best(verdicts: Sequence[Verdict]) -> Verdict:
         scores[name] = max(verdict.scores[name] for verdict in sound)
         if EQUALITIES[name].proof and not scores[name]:
             counterexample = base.counterexample
-    return replace(base, scores=scores, counterexample=counterexample)
+    failed_golds = 0
+    if base.gold is ExecutionStatus.OK:
+        failed_golds = sum(verdict.gold is not ExecutionStatus.OK for verdict in verdicts)
+    return replace(base, scores=scores, counterexample=counterexample, failed_golds=failed_golds)
 
 
-def _neighbours_of_suite(database: Database, location: str) -> list[str]:
+def neighbours_of_suite(database: Database, location: str) -> list[str]:
     """The other databases of a test suite: all `.sqlite` files beside the database (Zhong et al. 2020), in the official
     layout, in which the directory bears the database's name; elsewhere neighbours are strangers.
     """

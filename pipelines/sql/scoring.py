@@ -135,6 +135,8 @@ class Predictions:
     # Entries that name another database than the gold query, which is the one they run on.
     other_database: Sequence[int]
     tabs: Sequence[int]  # Lines with a tab before what is no known database: it is a part of the SQL.
+    # Queries whose id is the number of another query: the file's keys are read as ids.
+    ambiguous: Sequence[int]
 
 
 def read_predictions(path: Path, gold: Sequence[GoldQuery], known: Collection[str] = ()) -> Predictions:
@@ -147,7 +149,12 @@ def read_predictions(path: Path, gold: Sequence[GoldQuery], known: Collection[st
     """
     text, value = _text_and_json(path)
     is_json = value is not None
-    entries = _json_entries(path, value, gold) if is_json else _line_entries(path, text, gold)
+    ambiguous: list[int] = []
+    if is_json:
+        entries = _json_entries(path, value, gold)
+        ambiguous = _ambiguous_entries(value, entries, len(gold))
+    else:
+        entries = _line_entries(path, text, gold)
     if gold and not entries:
         raise DataError(f"{path} has no prediction", FORMS)
     databases = {name.casefold() for name in known}
@@ -169,7 +176,7 @@ def read_predictions(path: Path, gold: Sequence[GoldQuery], known: Collection[st
         if name and name != gold[number].db_id.casefold():
             other_database.append(number)
     missing = [number for number in range(len(gold)) if number not in entries]
-    return Predictions(queries, missing, empty, other_database, tabs)
+    return Predictions(queries, missing, empty, other_database, tabs, ambiguous)
 
 
 def _split_off_database(line: str, databases: Container[str]) -> tuple[str, str, bool]:
@@ -210,6 +217,20 @@ def _json_entries(path: Path, value: Any, gold: Sequence[GoldQuery]) -> dict[int
             raise DataError(f"{path} has two predictions {number}", "Take one of them out.")
         entries[number] = _bird_sql(path, key, row)
     return entries
+
+
+def _ambiguous_entries(value: Any, entries: Mapping[int, str], n_golds: int) -> list[int]:
+    """The numbers of the queries that keys of BIRD's JSON name as ids, if as numbers they would name others."""
+    if not isinstance(value, dict):
+        return []
+    ambiguous = []
+    for number, key in zip(entries, value, strict=True):
+        is_number = key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS and int(key) < n_golds
+        if not is_number:
+            return []
+        if int(key) != number:
+            ambiguous.append(number)
+    return ambiguous
 
 
 def _refuse_repeated_ids(path: Path, gold: Sequence[GoldQuery]) -> None:
@@ -391,6 +412,14 @@ class ScoreSummary:
     errors: Mapping[str, int]  # Count of each class of predictions that did not run, the most frequent first.
     with_unavailable: Mapping[str, float]  # Figures if those of `unavailable` count as wrong; {} if there are none.
     reliability: Mapping[str, Mapping[str, float]]  # EHRSQL's figures by equality; {} if each question has an answer.
+    # Numbers of items some of whose gold queries did not run: they are scored by the others.
+    failed_golds: Sequence[int]
+    without_level: Sequence[int]  # Numbers of items without one of BIRD's difficulties, if any item has a difficulty.
+
+    @property
+    def is_by_difficulty(self) -> bool:
+        """Whether the levels are BIRD's difficulties."""
+        return DIFFICULTIES[0] in self.counts
 
     @property
     def unavailable_share(self) -> float:
@@ -429,6 +458,8 @@ def summarise_scores(items: Sequence[ScoredItem], names: Sequence[str]) -> Score
         errors=_count_errors(scored),
         with_unavailable=with_unavailable,
         reliability=_reliability(items, names),
+        failed_golds=[item.idx for item in items if item.verdict is not None and item.verdict.failed_golds],
+        without_level=_without_level(items),
     )
 
 
@@ -457,6 +488,13 @@ def _by_level(items: Sequence[ScoredItem], scored: Sequence[ScoredItem]) -> dict
         for hardness in HARDNESS_LEVELS:
             groups[hardness] = [item for item in scored if item.hardness == hardness]
     return groups
+
+
+def _without_level(items: Sequence[ScoredItem]) -> list[int]:
+    """The numbers of items without one of BIRD's difficulties; [] if no item has a difficulty at all."""
+    if all(item.difficulty is None for item in items):
+        return []
+    return [item.idx for item in items if item.difficulty not in DIFFICULTIES]
 
 
 def _disagreements(scored: Sequence[ScoredItem], names: Sequence[str]) -> dict[tuple[str, str], Sequence[int]]:

@@ -22,7 +22,7 @@ from pipelines.report import writer
 from pipelines.report.data import ReportData, System, report_of_predictions
 from pipelines.sql import scoring
 from pipelines.sql.diagnoses import Diagnosis, Hint
-from pipelines.sql.engine import Limits, SqlEngine
+from pipelines.sql.engine import Limits, SqlEngine, neighbours_of_suite
 from pipelines.sql.scoring import GoldQuery, Predictions, ScoredItem, ScoreSummary
 from pipelines.stages.context import Progress
 from pipelines.stages.evaluation_texts import write_texts
@@ -61,6 +61,7 @@ class PredictionScore:
     items: Sequence[ScoredItem]
     summary: ScoreSummary
     rewritten: Sequence[int]  # numbers of right items that the official test suite rewrites before it runs them
+    without_suite: Sequence[str]  # ids of databases on which alone a test suite's equality compares
 
     @property
     def is_incomplete(self) -> bool:
@@ -85,11 +86,15 @@ class PredictionScore:
             "unavailable_share": round(summary.unavailable_share, 6),
             "with_unavailable": _rounded(summary.with_unavailable),
             "reliability": {name: _rounded(figures) for name, figures in summary.reliability.items()},
+            "failed_golds": list(summary.failed_golds),
+            "without_level": list(summary.without_level),
             "rewritten_there": list(self.rewritten),
+            "without_suite": list(self.without_suite),
             "missing": list(self.predictions.missing),
             "empty": list(self.predictions.empty),
             "other_database": list(self.predictions.other_database),
             "tabs": list(self.predictions.tabs),
+            "ambiguous": list(self.predictions.ambiguous),
         }
 
 
@@ -126,7 +131,21 @@ class PredictionScorer:
             _write(self.request.out, lines)
         summary = scoring.summarise_scores(scored, self.equalities)
         rewritten = _rewritten_items(scored, queries)
-        return PredictionScore(self.equalities, self.predictions, scored, summary, rewritten)
+        without_suite = self._databases_without_suite()
+        return PredictionScore(self.equalities, self.predictions, scored, summary, rewritten, without_suite)
+
+    def _databases_without_suite(self) -> list[str]:
+        """The ids of the databases that have no other ones of a test suite, if an equality wants a suite."""
+        if not any(EQUALITIES[name].suite for name in self.equalities):
+            return []
+        ids = []
+        for id, database in self.databases.items():
+            dialect = DIALECTS[database.engine]
+            location = dialect.locate(database.location)
+            is_there = dialect.is_server or Path(location).is_file()
+            if is_there and not neighbours_of_suite(database, location):
+                ids.append(id)
+        return ids
 
     def write_report(self, score: PredictionScore) -> Path | None:
         """Write the files of an evaluation, which `sqltrain compare` takes; the page, or None if none is wanted."""

@@ -1,5 +1,6 @@
 """`sqltrain score` on files as the official evaluators take them, run as a user would."""
 
+import dataclasses
 import json
 import math
 import os
@@ -200,6 +201,51 @@ def test_bird_files_give_figures_by_difficulty(folder):
         assert code == 0
         assert facts["equalities"]["bird"] == {"all": 66.6667, "simple": 50.0, "challenging": 100.0}
         assert facts["errors"] == {"empty": 1}
+
+
+@pytest.mark.parametrize(
+    ("difficulty", "levels", "told"),
+    [
+        (None, "easy", "1 gold queries have none of BIRD's difficulties: levels are Spider's (1)"),
+        ("Simple", "simple", "1 gold queries have none of BIRD's difficulties: they are in the column all alone (1)"),
+        ("simple", "simple", ""),
+    ],
+)
+def test_a_gold_query_without_one_of_birds_levels_is_told(folder, difficulty, levels, told):
+    records = [{"SQL": GOLD[n], "db_id": "shop", "difficulty": "simple"} for n in range(3)]
+    records[1]["difficulty"] = difficulty
+    (folder / "dev.json").write_text(json.dumps(records))
+    (folder / "predict.json").write_text(json.dumps({str(n): GOLD[n] for n in range(3)}))
+    _, output = run(folder, "--equality", "bird", "--json", gold="dev.json", pred="predict.json")
+    facts = json.loads(output.splitlines()[-1])
+    assert levels in facts["counts"]
+    assert facts["without_level"] == ([1] if told else [])
+    assert told in output
+    assert ("none of BIRD's difficulties" in output) == bool(told)
+
+
+def test_a_gold_query_of_several_that_does_not_run_is_told(folder):
+    several = {"gold_sqls": [GOLD[0], "SELECT nope FROM customer"], "db_id": "shop"}
+    records = [several, {"SQL": GOLD[1], "db_id": "shop"}]
+    (folder / "dev.json").write_text(json.dumps(records))
+    (folder / "predict.json").write_text(json.dumps({"0": GOLD[0], "1": GOLD[1]}))
+    code, output = run(folder, "--equality", "bird", "--json", gold="dev.json", pred="predict.json")
+    facts = json.loads(output.splitlines()[-1])
+    assert (code, facts["equalities"]["bird"]["all"], facts["failed_golds"]) == (0, 100.0, [0])
+    assert "1 questions are scored without those of their gold queries that did not run (0)" in output
+
+
+def test_a_database_that_is_no_test_suite_is_told(folder):
+    told = "1 databases are no test suite, for no other .sqlite file is beside them: there a test suite is one"
+    _, output = run(folder, "--equality", "strict", "--json")
+    assert json.loads(output.splitlines()[-1])["without_suite"] == []
+    _, output = run(folder, "--equality", "strict,test_suite", "--json")
+    assert json.loads(output.splitlines()[-1])["without_suite"] == ["shop"]  # "gone" is no database at all
+    assert told in output
+    build_shop(folder / "databases" / "shop" / "other.sqlite")
+    _, output = run(folder, "--equality", "strict,test_suite", "--json")
+    assert json.loads(output.splitlines()[-1])["without_suite"] == []
+    assert "test suite is one" not in output
 
 
 def test_a_missing_prediction_counts_as_wrong_and_is_told(folder):
@@ -410,7 +456,20 @@ def test_predictions_by_id_go_to_their_questions_whatever_the_ids_are(tmp_path):
     (tmp_path / "g.json").write_text(json.dumps(rows))
     gold = scoring.read_gold(tmp_path / "g.json")
     (tmp_path / "p.json").write_text('{"0": "SELECT 0", "1": "SELECT 1", "2": "SELECT 2"}')
-    assert scoring.read_predictions(tmp_path / "p.json", gold).queries == ["SELECT 2", "SELECT 0", "SELECT 1"]
+    read = scoring.read_predictions(tmp_path / "p.json", gold)
+    assert read.queries == ["SELECT 2", "SELECT 0", "SELECT 1"]
+    assert read.ambiguous == [1, 2, 0]  # in the order of the file: each key is the number of another query
+    (tmp_path / "p.json").write_text('{"0": "SELECT 0", "2": "SELECT 2"}')
+    assert scoring.read_predictions(tmp_path / "p.json", gold).ambiguous == [1, 0]
+    (tmp_path / "p.json").write_text('{"0": "SELECT 0", "1": "SELECT 1"}')
+    numbered = [dataclasses.replace(query, id="") for query in gold]
+    assert scoring.read_predictions(tmp_path / "p.json", numbered).ambiguous == []
+    numbered = [dataclasses.replace(query, id=str(number)) for number, query in enumerate(gold)]
+    assert scoring.read_predictions(tmp_path / "p.json", numbered).ambiguous == []
+    numbered = [dataclasses.replace(query, id=str(number)) for number, query in enumerate(gold, 2)]
+    (tmp_path / "p.json").write_text('{"2": "SELECT 2", "3": "SELECT 3"}')
+    assert scoring.read_predictions(tmp_path / "p.json", numbered).ambiguous == []  # there is no query 3
+    (tmp_path / "p.json").write_text('{"0": "SELECT 0", "1": "SELECT 1", "2": "SELECT 2"}')
     (tmp_path / "g.json").write_text(json.dumps([*rows, rows[1]]))
     with pytest.raises(DataError, match="'0' is the id of several"):
         scoring.read_predictions(tmp_path / "p.json", scoring.read_gold(tmp_path / "g.json"))
