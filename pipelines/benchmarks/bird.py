@@ -12,6 +12,7 @@ import csv
 import dataclasses
 import functools
 import io
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,11 @@ from pipelines.core.types import BadRow, Database, Example, shortened, text_fiel
 from pipelines.recipe.config import Section, Source
 from pipelines.sql.dialects.dialect import engine_of_address
 
+log = logging.getLogger(__name__)
 HINT = "BIRD's layout is dev.json and dev_databases/<db_id>/<db_id>.sqlite"
+DESCRIPTIONS = "database_description"  # the folder that describes a database's columns, beside its file
 UNDEFINED_BYTES = (b"\x81", b"\x8d", b"\x8f", b"\x90", b"\x9d")  # bytes without a meaning in Windows-1252
+NAME_COLUMN = "original_column_name"  # the column of a description's file that names the columns of its table
 DESCRIPTION_CHARS = 200  # characters of one column's description; a few of BIRD's run over a page
 
 
@@ -92,15 +96,21 @@ def _layout(source: Source) -> tuple[Layout, Path]:
         lambda id: [home / id / f"{id}.sqlite"],
         sql=("SQL",),
         on_server=None if options.address is None else on_server,
-        described_by=lambda id: (home / id / "database_description").glob("*.csv"),
+        described_by=lambda id: (home / id / DESCRIPTIONS).glob("*.csv"),
     )
     return layout, home
 
 
 def describe_columns(folder: Path) -> str:
-    """The content of `database_description/*.csv`, a line a column: `table.column: meaning; its values`."""
+    """The content of `database_description/*.csv`, a line a column: `table.column: meaning; its values`.
+
+    A warning says that there is no such file.
+    """
     lines = []
-    for path in description_tables(folder):
+    paths = description_tables(folder)
+    if not paths:
+        log.warning("no CSV file in %s: no column of this database is described", folder / DESCRIPTIONS)
+    for path in paths:
         table = path.stem.strip()
         lines += [f"{table}.{column}: {meaning}" for column, meaning in columns_described(path)]
     return "\n".join(lines)
@@ -108,7 +118,7 @@ def describe_columns(folder: Path) -> str:
 
 def description_tables(folder: Path) -> list[Path]:
     """The files that describe the tables of a database in this folder, in the order of the tables' names."""
-    return sorted((folder / "database_description").glob("*.csv"), key=lambda path: path.name.lower())
+    return sorted((folder / DESCRIPTIONS).glob("*.csv"), key=lambda path: path.name.lower())
 
 
 def windows_text(data: bytes) -> str:
@@ -124,19 +134,23 @@ def windows_text(data: bytes) -> str:
 def columns_described(path: Path) -> Iterator[tuple[str, str]]:
     """A table's columns with their meanings; a column whose description repeats its name is left out.
 
-    BIRD's files are UTF-8 with or without a byte order mark, and some are Windows text.
+    BIRD's files are UTF-8 with or without a byte order mark, and some are Windows text. A warning names a file of
+    another form.
     """
     data = path.read_bytes()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = windows_text(data)
-    for row in csv.DictReader(io.StringIO(text, newline=None)):
+    rows = csv.DictReader(io.StringIO(text, newline=None))
+    if NAME_COLUMN not in (rows.fieldnames or ()):
+        _warn_of_missing_names(path)
+    for row in rows:
         cells = {}
         for name, value in row.items():
             if name and isinstance(value, str):
                 cells[name] = " ".join(value.split())
-        column = cells.get("original_column_name", "")
+        column = cells.get(NAME_COLUMN, "")
         descriptions: list[str] = []
         for field in ("column_description", "value_description"):
             description = cells.get(field, "")
@@ -146,3 +160,8 @@ def columns_described(path: Path) -> Iterator[tuple[str, str]]:
         meaning = shortened("; ".join(descriptions), DESCRIPTION_CHARS)
         if column and meaning:
             yield column, meaning
+
+
+@functools.cache  # a file is read for many prompts, and its user warned once
+def _warn_of_missing_names(path: Path) -> None:
+    log.warning("%s describes no column: its first line names no %s, with commas between", path, NAME_COLUMN)

@@ -18,6 +18,7 @@ by what it makes of the database, and a query with test cases of its own is reje
 
 import functools
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ from pipelines.sql.dialects.sqlite import SETUP_SUFFIX
 from pipelines.sql.equalities.official import IN_ORDER
 from pipelines.sql.lexical import writes
 
+log = logging.getLogger(__name__)
 EQUALITY = "livesqlbench"
 GOLD = re.compile(r".*_gts?(?:_.*)?\.jsonl", re.IGNORECASE)
 HINT = (
@@ -51,18 +53,21 @@ Row = Mapping[str, Any]
 
 
 class FileLayout(NamedTuple):
-    """The name of a benchmark's question file, the fields of question and database, and the databases' folder."""
+    """The name of a benchmark's question file, the fields of question and database, the databases' folder, and whether
+    knowledge and meanings lie beside its databases.
+    """
 
     file: str
     question: str = "query"
     database: str = "selected_database"
     folder: str = ""
+    has_evidence: bool = True
 
 
 LAYOUTS = {
     "livesqlbench": FileLayout("livesqlbench_data_sqlite.jsonl"),
     "mini_interact": FileLayout("mini_interact.jsonl", question="amb_user_query"),
-    "bird_critic": FileLayout("sqlite-00000-of-00001.jsonl", database="db_id", folder="database"),
+    "bird_critic": FileLayout("sqlite-00000-of-00001.jsonl", database="db_id", folder="database", has_evidence=False),
 }
 
 
@@ -123,6 +128,8 @@ def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
         location = base.link_database(path, root, source)
         if setup:
             location = _link_with_setup(path, root, location, id, setup)
+        if layout.has_evidence:
+            _warn_of_missing_evidence(home / name / name, options.knowledge, options.meanings)
         ambiguities = _ambiguities(row)
         answer = {**row, **gold.get(id, {})}
         sql = _gold_script(answer, options)
@@ -263,11 +270,35 @@ def _evidence(stem: Path, deleted: frozenset[int], knowledge: bool, meanings: bo
     return "\n".join(" ".join(line.split()) for line in lines)
 
 
+@functools.cache  # many questions ask one database, and its user is warned once
+def _warn_of_missing_evidence(stem: Path, knowledge: bool, meanings: bool) -> None:
+    """Say which files of a database are missing, so that its evidence lacks them."""
+    wanted = []
+    if knowledge:
+        wanted.append(("knowledge", KNOWLEDGE))
+    if meanings:
+        wanted.append(("meanings", MEANINGS))
+    for option, suffix in wanted:
+        path = stem.with_name(stem.name + suffix)
+        if not path.is_file():
+            log.warning("no such file: %s; evidence goes without it, as with options.%s=false", path, option)
+
+
 def _knowledge_lines(path: Path, deleted: frozenset[int]) -> Iterator[str]:
     if path.is_file():
         for row in base.read_objects(path, HINT):
             if row.get("id") not in deleted:
-                yield f"{row.get('knowledge')} ({row.get('description')}): {row.get('definition')}"
+                yield _knowledge_line(row)
+
+
+def _knowledge_line(row: Row) -> str:
+    """An entry's knowledge, description and definition; fields that it lacks are left out."""
+    line = str(row.get("knowledge") or "")
+    if row.get("description") is not None:
+        line += f" ({row['description']})"
+    if row.get("definition") is not None:
+        line += f": {row['definition']}"
+    return line
 
 
 def _meaning_lines(path: Path) -> Iterator[str]:

@@ -21,7 +21,9 @@ KaggleDBQA, with the same rows:
 """
 
 import dataclasses
+import functools
 import itertools
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +35,7 @@ from pipelines.core.registry import reader
 from pipelines.core.types import Example, history_field
 from pipelines.recipe.config import Section, Source
 
+log = logging.getLogger(__name__)
 OTHERS = "train_others.json"
 HINT = "Spider's layout is train.json, dev.json and database/<db_id>/<db_id>.sqlite"
 KAGGLE = "kaggledbqa"
@@ -90,10 +93,28 @@ def spider_files(source: Source) -> Iterator[Path]:
 @reader("spider", options=SpiderOptions, files=spider_files)
 def read_spider(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split."""
+    _warn_of_missing_files(source)
     layout = _layout(source)
     if layout.turns is None:
         return layout.read(source, root)
     return layout.read(source, root, _with_conversation)
+
+
+def _warn_of_missing_files(source: Source) -> None:
+    """Say which of the several files of a split are missing, so that their questions are not read."""
+    folder = source_folder(source)
+    options = SpiderOptions.model_validate(source.options)
+    names = _file_names(source.split, options)
+    found = [path.name for path in _question_files(folder, source.split, options)]
+    missing = [name for name in names if name not in found]
+    if missing and found[0] in names:
+        _warn_of_partial_split(folder, source.split, missing[0], found[0])
+
+
+@functools.cache  # a source is read for several pools, and its user warned once
+def _warn_of_partial_split(folder: Path, split: str, missing: str, found: str) -> None:
+    hint = " (options.others=false asks for no other)" if missing == OTHERS else ""
+    log.warning("%s has no %s: the questions of split %s are those of %s alone%s", folder, missing, split, found, hint)
 
 
 def _with_conversation(example: Example, row: Any) -> Example:
@@ -172,7 +193,7 @@ def _spider_layout(source: Source) -> Layout:
 def _question_files(folder: Path, split: str, options: SpiderOptions) -> list[Path]:
     """The files of a variant's split in the first folder that has some; else the one that is asked for."""
     variant = VARIANTS[options.variant]
-    names = [name for name in variant.files.get(split, ()) if options.others or name != OTHERS]
+    names = _file_names(split, options)
     for home in variant.folders:
         paths = [folder / home / name for name in names]
         existing = [path for path in paths if path.is_file()]
@@ -181,3 +202,9 @@ def _question_files(folder: Path, split: str, options: SpiderOptions) -> list[Pa
     if options.variant == "spider" or not names:
         return [folder / f"{split}.json"]
     return [folder / names[0]]
+
+
+def _file_names(split: str, options: SpiderOptions) -> list[str]:
+    """The names of the question files of a variant's split that the options ask for."""
+    names = VARIANTS[options.variant].files.get(split, ())
+    return [name for name in names if options.others or name != OTHERS]

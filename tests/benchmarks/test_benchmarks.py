@@ -61,6 +61,20 @@ def spider(tmp_path):
     return folder
 
 
+def test_a_split_of_several_files_of_which_one_is_missing_is_told(spider, tmp_path, caplog):
+    write(spider / "train_spider.json", json.dumps([spider_row()]))
+    read("spider", spider, tmp_path / "own alone", "train", options={"others": False})
+    assert not caplog.records
+    for number in range(2):
+        assert len(read("spider", spider, tmp_path / f"stage {number}", "train").examples) == 1
+    (told,) = caplog.records
+    words = "the questions of split train are those of train_spider.json alone (options.others=false asks for no other)"
+    assert told.getMessage() == f"{spider} has no train_others.json: {words}"
+    write(spider / "train_others.json", json.dumps([spider_row(question="All?")]))
+    assert len(read("spider", spider, tmp_path / "all", "train").examples) == 2
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     ("variant", "file", "stem"),
     [("sparc", "dev.json", "dev"), ("cosql", "sql_state_tracking/cosql_dev.json", "cosql_dev")],
@@ -155,6 +169,24 @@ def test_bird_descriptions_join_the_evidence_where_they_say_more_than_the_name(b
     ]
     (plain,) = read("bird", bird, tmp_path / "stage").examples
     assert plain.evidence == "Norwegian: flag = 'NO'"
+
+
+def test_descriptions_that_are_not_there_or_of_another_form_are_told(bird, tmp_path, caplog):
+    place = bird / "dev_databases" / "harbour" / "database_description"
+    described = {"options": {"descriptions": True}}
+    read("bird", bird, tmp_path / "stage", **described)
+    assert not caplog.records
+    table = place / "ship.csv"
+    table.write_bytes(table.read_bytes().replace(b",", b";"))
+    for number in range(2):
+        (example,) = read("bird", bird, tmp_path / f"other form {number}", **described).examples
+        assert example.evidence == "Norwegian: flag = 'NO'"
+    table.unlink()
+    read("bird", bird, tmp_path / "gone", **described)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{table} describes no column: its first line names no original_column_name, with commas between",
+        f"no CSV file in {place}: no column of this database is described",
+    ]
 
 
 # Spider 2.0-lite

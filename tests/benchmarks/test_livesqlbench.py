@@ -119,6 +119,27 @@ def test_gold_is_joined_and_a_query_with_a_test_of_its_own_is_rejected(folder, t
     assert not Path("/tmp/stolen").exists()
 
 
+def test_asked_for_evidence_without_its_file_is_told_once(folder, tmp_path, caplog):
+    (folder / "alien" / "alien_column_meaning_base.json").unlink()
+    read(folder, tmp_path / "without", meanings=False)
+    assert not caplog.records
+    (folder / "alien" / "alien_kb.jsonl").unlink()
+    assert {example.evidence for example in read(folder, tmp_path / "stage").examples} == {""}
+    read(folder, tmp_path / "again")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no such file: {folder}/alien/{name}; evidence goes without it, as with options.{option}=false"
+        for option, name in (("knowledge", "alien_kb.jsonl"), ("meanings", "alien_column_meaning_base.json"))
+    ]
+
+
+def test_a_field_that_knowledge_lacks_is_no_word_of_the_evidence(folder, tmp_path):
+    entries = [{"id": 0, "knowledge": "Clear", "definition": "snr > 3"}, {"id": 1, "knowledge": "Loud"}]
+    entries += [{"id": 2, "description": "weak", "definition": "snr < 1"}]
+    lines(folder / "alien" / "alien_kb.jsonl", entries)
+    first = read(folder, tmp_path / "stage", meanings=False).examples[0]
+    assert first.evidence.splitlines() == ["Clear: snr > 3", "Loud", "(weak): snr < 1"]
+
+
 def test_a_default_test_case_is_no_test_of_its_own(folder, tmp_path):
     rows = [json.loads(line) for line in (folder / GOLD).read_text(encoding="utf-8").splitlines()]
     rows[1]["test_cases"] = [DEFAULT_TEST]
