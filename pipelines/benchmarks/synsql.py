@@ -14,7 +14,7 @@ import heapq
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from pipelines.benchmarks.base import Loaded, collect_examples, find_database, link_database, source_folder
 from pipelines.core.errors import DataError
@@ -169,6 +169,7 @@ def stream(path: Path) -> Iterator[NumberedRow]:
             while True:
                 place = _skip(text, place)
                 if text[place : place + 1] == "]":
+                    _refuse_more(path, file, text[place + 1 :])
                     return
                 item, end = _decode_item(text, place)
                 if end < len(text):
@@ -186,6 +187,14 @@ def stream(path: Path) -> Iterator[NumberedRow]:
                     raise DataError(f"{path}: item {number} is not JSON, or {limit}", HINT)
         except UnicodeDecodeError:
             raise DataError(f"{path} is not UTF-8, behind item {number - 1}", SAVE_AS_UTF_8) from None
+
+
+def _refuse_more(path: Path, file: IO[str], text: str) -> None:
+    """Refuse a file whose list is followed by something else: it may be questions, too."""
+    while text:
+        if text.strip():
+            raise DataError(f"{path} goes on behind the end of its list", "Join what it holds in one list.")
+        text = file.read(CHUNK)
 
 
 def _decode_item(text: str, place: int) -> tuple[Any, int]:

@@ -276,6 +276,18 @@ def test_synsql_rows_are_the_same_however_the_file_is_cut(synthetic, tmp_path, m
     assert reasons(loaded) == [("data.json[40]", "not_an_object")]
 
 
+@pytest.mark.parametrize("chunk", [16, 1 << 20])
+def test_a_synsql_file_that_goes_on_behind_its_list_is_refused(synthetic, tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(synsql, "CHUNK", chunk)
+    file = synthetic / "data.json"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(f"{text}\n \n", encoding="utf-8")
+    assert read("synsql", synthetic, tmp_path / "stage", "train").examples
+    file.write_text(f"{text}\n{text}", encoding="utf-8")
+    with pytest.raises(DataError, match=r"data\.json goes on behind the end of its list\. Join what it holds"):
+        read("synsql", synthetic, tmp_path / "refused", "train")
+
+
 def test_synsql_levels_and_a_seeded_sample(synthetic, tmp_path):
     options = {"complexity": ["Moderate", "Complex"]}
     every = read("synsql", synthetic, tmp_path / "stage", "train", options=options).examples
