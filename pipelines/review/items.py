@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import os.path
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from pipelines.recipe.config import Recipe, Source
 from pipelines.sql import health
 from pipelines.sql.engine import SqlEngine
 
+log = logging.getLogger(__name__)
 SHOWN_FIELDS = ("style", "teacher", "checker", "hardness")  # fields of a row that the page has beside its question
 HINT = 'Each line is {"question": "...", "database": "...", "sql": "SELECT ..."}.'
 
@@ -139,18 +141,34 @@ def _read_votes(value: Any) -> tuple[list[BlindAnswer], list[str]]:
 def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
     """All questions of a recipe's sources that have a path, also those whose gold SQL fails; a repeated one once.
 
-    Readers put or make databases in `folder`.
+    A warning counts the rows that a reader set aside: they are no questions to review. Readers put or make databases in
+    `folder`.
     """
     sources = _sources(recipe)
     distinct: dict[tuple[str, ...], Example] = {}
     for number, source in enumerate(sources):
         if source in sources[:number]:
             continue
-        examples = base.read(source, recipe.seed, folder).examples
-        for example in base.resolve_locations(examples, folder):
+        loaded = base.read(source, recipe.seed, folder)
+        rejected = [row for row in loaded.quarantine if row.reason != base.UNUSED_CORRECTION]
+        if rejected:
+            _warn_of_rejected(source, rejected)
+        for example in base.resolve_locations(loaded.examples, folder):
             distinct[_identity(example)] = example
     seen: Counter[str] = Counter()
     return [item_of(example, example.database.id, seen) for example in distinct.values()]
+
+
+def _warn_of_rejected(source: Source, rejected: Sequence[base.Rejected]) -> None:
+    first = rejected[0]
+    log.warning(
+        "%s: %d rows were set aside, and this review has none of them; the first: %s: %s (%s)",
+        source.path or source.kind,
+        len(rejected),
+        first.row,
+        first.reason,
+        first.detail,
+    )
 
 
 def _sources(recipe: Recipe) -> list[Source]:

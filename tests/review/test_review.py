@@ -251,6 +251,19 @@ def test_what_is_mended_again_keeps_what_was_corrected_before(tmp_path, monkeypa
     assert mend(reading(path, old), tmp_path, **mended) == [{"id": "1", **before, **changed, "reason": "again"}]
 
 
+def test_rows_that_no_review_has_are_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    path = shop(tmp_path)
+    rows = [{"id": id, "database": name, **COUNT} for id, name in (("1", "shop.sqlite"), ("2", "gone.sqlite"))]
+    rows.append({"id": "1", "database": "shop.sqlite", **DEAREST})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(items.read_sources(reading(path), tmp_path / "stage")) == 1
+    told = [record.getMessage() for record in caplog.records]
+    first = f"{path.name}:2: missing_database"
+    start = f"{path}: 2 rows were set aside, and this review has none of them; the first: {first}"
+    assert [text for text in told if text.startswith(start)]
+
+
 def test_questions_of_two_sources_with_one_id_are_all_looked_at(tmp_path, monkeypatch):
     """Where both need a correction they are refused, for a file of corrections knows them by their id alone."""
     monkeypatch.chdir(tmp_path)
