@@ -1,7 +1,11 @@
 """Spider's hardness by hand, and what its parser of 2018 reads: counts, habits, SQL that it cannot read."""
 
+import json
+
 import pytest
 
+from pipelines.core.errors import DataError
+from pipelines.core.types import Database
 from pipelines.sql.analysis.hardness import Counts, count_components, hardness, level
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.equalities import spider_grammar
@@ -123,6 +127,23 @@ COLUMNS = {"cast": ["aid", "role"], "actor": ["aid", "name", "end"], "movie": ["
 def test_a_schema_says_what_is_a_name(sql, is_read):
     assert (spider_grammar.parse_query(sql, COLUMNS) is not None) is is_read
     assert spider_grammar.parse_query("SELECT nobody FROM nowhere") is not None  # without one any word is a name
+
+
+def test_a_database_without_an_entry_in_tables_json_is_told_and_one_with_two_is_refused(tmp_path, caplog):
+    entry = {"db_id": "shop", "table_names_original": ["t"], "column_names_original": [[-1, "*"], [0, "a"]]}
+    entry |= {"foreign_keys": []}
+    tables = tmp_path / "tables.json"
+    tables.write_text(json.dumps([entry, entry | {"db_id": "other"}]))
+    names = spider_grammar.DatabaseNames(tables)
+    for id in ("shop", "gone", "gone"):
+        location = build_database(tmp_path / f"{id}.sqlite", "CREATE TABLE IF NOT EXISTS t (a)").location
+        assert names(Database(id, "sqlite", location)).keys == {}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tables} has no entry 'gone': spider_exec renames none of its columns"
+    ]
+    tables.write_text(json.dumps([entry, entry]))
+    with pytest.raises(DataError, match=r"tables\.json has 2 entries of db_id 'shop'\. Take one of them out"):
+        spider_grammar.DatabaseNames(tables)
 
 
 def test_spider_exec_pays_nothing_for_what_the_official_parser_cannot_read(tmp_path):

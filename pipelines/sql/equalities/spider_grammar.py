@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +22,8 @@ from pipelines.core.text_files import read_json_text
 
 if TYPE_CHECKING:
     from pipelines.core.types import Database
+
+log = logging.getLogger(__name__)
 
 _OTHER_KEYWORDS = """
     and or distinct having by asc desc null case when then else end over left right inner outer full cross natural
@@ -346,15 +350,20 @@ class DatabaseNames:
     """The names that value units are read by, of each database; without Spider's tables.json they stay as they are."""
 
     def __init__(self, tables: Path | None = None) -> None:
+        self._tables = tables
         self._keys: dict[str, dict[str, str]] | None = None
         self._names: dict[Database, ParserNames] = {}
         if tables is None:
             return
         try:
-            entries = read_json_text(tables)
-            self._keys = {entry["db_id"]: _key_names(entry) for entry in entries}
+            entries = [(entry["db_id"], _key_names(entry)) for entry in read_json_text(tables)]
+            self._keys = dict(entries)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise DataError(f"{tables} is not a tables.json as Spider's ({type(error).__name__}: {error})") from None
+        counts = Counter(id for id, _ in entries)
+        for id, count in counts.items():
+            if count > 1:
+                raise DataError(f"{tables} has {count} entries of db_id {id!r}", "Take one of them out.")
 
     def __call__(self, database: Database) -> ParserNames:
         """The names of a database."""
@@ -365,9 +374,16 @@ class DatabaseNames:
             with contextlib.suppress(DataError):  # the worker reports it; here there is just nothing to name
                 for table in introspect(database).tables:
                     columns[table.name.lower()] = [column.name.lower() for column in table.columns]
-            keys = None if self._keys is None else self._keys.get(database.id, {})
-            self._names[database] = ParserNames(columns, keys)
+            self._names[database] = ParserNames(columns, self._key_names(database.id))
         return self._names[database]
+
+    def _key_names(self, id: str) -> Mapping[str, str] | None:
+        """The names of a database's keys; a warning says that the tables.json has no entry for it."""
+        if self._keys is None:
+            return None
+        if id not in self._keys:
+            log.warning("%s has no entry %r: spider_exec renames none of its columns", self._tables, id)
+        return self._keys.get(id, {})
 
 
 def _key_names(entry: Mapping[str, Any]) -> dict[str, str]:
