@@ -181,6 +181,8 @@ class _Merger:
             elif name not in self.metrics:
                 self.metrics[name] = " ".join(words)
                 self.counts["metrics"] += 1
+            elif self.metrics[name] != " ".join(words):
+                self.counts["metrics of a name that the card has"] += 1
 
 
 def _dbt_description(entry: Mapping[str, Any]) -> str:

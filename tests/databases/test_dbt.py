@@ -103,7 +103,7 @@ def test_relationships_to_what_is_not_in_the_card_are_counted(folder, sqltrain):
 
 
 def test_what_a_project_has_and_the_card_does_not_take_is_counted(folder, sqltrain):
-    """Of a column and a model that are not here, of kinds that the card has no words for, and without a text."""
+    """Of a column and a model that are not here, of kinds without words in the card, without a text, of one name."""
     nodes = {
         **MANIFEST["nodes"],
         "test.6": column_test("unique", "model.shop.other", "id"),
@@ -111,12 +111,15 @@ def test_what_a_project_has_and_the_card_does_not_take_is_counted(folder, sqltra
         "test.8": {"resource_type": "test", "test_metadata": None},
     }
     metrics = {**MANIFEST["metrics"], "n": {"name": "churn", "label": None, "description": " "}}
+    metrics["o"] = {"name": "net", "label": "Order value", "description": "sum of amount without tax"}
+    metrics["p"] = {"name": "order_value", "label": None, "description": "sum of  amount over orders"}  # the same text
     (folder / "target" / "manifest.json").write_text(json.dumps({"nodes": nodes, "metrics": metrics}))
     said = " ".join(sqltrain.ok("connect", "shop.sqlite", "--dbt", "target").split())
     for told in (
         "2 tests of what is not here",
         "2 tests of other kinds",
         "1 metrics without a description",
+        "1 metrics of a name that the card has",
         "1 descriptions of columns that are not here",
     ):
         assert told in said
