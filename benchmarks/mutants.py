@@ -1420,7 +1420,11 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
         ],
         "recipe/yaml_files.py::_Strict.construct_mapping": [
-            Fault("a key given twice", "            if key in seen:\n", "            if key in seen and not seen:\n"),
+            Fault(
+                "a key given twice",
+                "if key in seen or str(key) in seen:",
+                "if (key in seen or str(key) in seen) and not seen:",
+            ),
         ],
         "recipe/recipes.py::digest": [
             Fault(

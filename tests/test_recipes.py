@@ -138,6 +138,9 @@ def test_the_least_numbers_and_anchors_are_read(tmp_path):
     ("text", "message"),
     [
         ("seed: 1\nseed: 2\n", "duplicate key 'seed'"),
+        ('1: a\n"1": b\n', "duplicate key '1'"),
+        ("no: 1\n", r"mine\.yaml: YAML reads a key as False, which is no name\. Put it in quotes"),
+        ("data: {~: 1}\n", r"mine\.yaml: YAML reads a key as None, which is no name; put it in quotes"),
         ("seed: [1\n", "not valid YAML"),
         ("- seed\n", "must hold a mapping"),
         ("include: [models/none]\n", "cannot read .*models/none.yaml"),

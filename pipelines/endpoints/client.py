@@ -163,7 +163,7 @@ def endpoints(path: Path) -> dict[str, Any]:
     """The entries of a file of endpoints, unchecked, by their names; {} without such a file."""
     if not path.is_file():
         return {}
-    return {str(key): value for key, value in read_yaml(path).items()}
+    return read_yaml(path)
 
 
 def endpoint(name: str, path: Path | None = None) -> Endpoint:

@@ -20,7 +20,7 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.registry import UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION
 from pipelines.core.types import is_valid_unicode
 from pipelines.recipe.config import Recipe
-from pipelines.recipe.yaml_files import parse_value, read_yaml
+from pipelines.recipe.yaml_files import is_name, parse_value, read_yaml
 
 OWN_OF_A_KIND = ("options", "name", "equality", "equalities")  # settings of one kind, without meaning for another
 OWNERS = ("kind", "policy")  # fields that name the part whose options stand beside them
@@ -102,7 +102,12 @@ def laid_over(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
 def _plain_copy(value: Any) -> Any:
     """A copy of a value of YAML: mappings with texts as keys, lists, texts, numbers, truth values and null."""
     if isinstance(value, dict):
-        return {str(key): _plain_copy(inner) for key, inner in value.items()}
+        plain = {}
+        for key, inner in value.items():
+            if not is_name(key):
+                raise TypeError(f"YAML reads a key as {key!r}, which is no name; put it in quotes")
+            plain[str(key)] = _plain_copy(inner)
+        return plain
     if isinstance(value, list):
         return [_plain_copy(inner) for inner in value]
     if value is None or isinstance(value, str | int | float):

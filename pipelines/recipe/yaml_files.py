@@ -13,11 +13,14 @@ from pipelines.core.types import is_valid_unicode
 
 # Values of a text that is not longer: ten aliases of ten, nine levels deep, stand for a billion.
 MOST_VALUES = 100_000
+PUT_IN_QUOTES = "Put it in quotes."
 DEEPEST = 500  # nesting of a text for libyaml, which is eight times as fast, and dies of some ten thousand levels
 
 
 class _Strict:
     """YAML with duplicate keys refused and `1e-6` read as a number (PyYAML: last one wins, and a string).
+
+    Keys are names here, so `1` and `"1"` are duplicates, too.
 
     What PyYAML lets through as an error of Python's own (the date 2024-13-45, `!!int ""`) names its line, too.
     """
@@ -28,9 +31,9 @@ class _Strict:
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, list | dict | set):
                 raise yaml.constructor.ConstructorError(None, None, "a key is a plain value", key_node.start_mark)
-            if key in seen:
+            if key in seen or str(key) in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
-            seen.add(key)
+            seen |= {key, str(key)}
         mapping: dict[Any, Any] = yaml.SafeLoader.construct_mapping(self, node, deep)
         return mapping
 
@@ -101,7 +104,11 @@ def _size(value: Any, known: dict[int, int]) -> int:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping."""
+    """A YAML mapping, its own keys as texts.
+
+    Raises:
+        RecipeError: it cannot be read, or one of its keys is no name, as `no` is not, which YAML reads as false.
+    """
     try:
         value = copy.deepcopy(_parse_file(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -118,7 +125,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise RecipeError(f"{path} must hold a mapping of keys to values")
-    return value
+    for key in value:
+        if not is_name(key):
+            raise RecipeError(f"{path}: YAML reads a key as {key!r}, which is no name", PUT_IN_QUOTES)
+    return {str(key): inner for key, inner in value.items()}
+
+
+def is_name(key: object) -> bool:
+    """Whether YAML reads a key as a text or a whole number, which both are names."""
+    return isinstance(key, str | int) and not isinstance(key, bool)
 
 
 def parse_value(text: str) -> Any:

@@ -32,7 +32,7 @@ def read_keys(path: Path) -> dict[str, str]:
     """Read the API keys by user from a YAML file."""
     hint = f"Each line is USER: KEY, with a key of at least {SHORTEST_KEY} characters, one of digits in quotes."
     try:
-        keys = {str(user): key for user, key in read_yaml(path).items()}
+        keys = read_yaml(path)
     except RecipeError as error:
         message, reason, _ = error.message.partition(" is not valid YAML")  # the rest quotes a line, and so a key
         raise DataError(message + reason, hint) from None

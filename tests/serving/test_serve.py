@@ -283,8 +283,14 @@ def test_keys_are_read_and_bad_ones_named(tmp_path):
     path = tmp_path / "keys.yaml"
     path.write_text("ada: a-key-of-ada-1234567\n")
     assert read_keys(path) == {"ada": "a-key-of-ada-1234567"}
+    path.write_text("2: a-key-of-ada-1234567\n")
+    assert read_keys(path) == {"2": "a-key-of-ada-1234567"}
+    path.write_text("no: a-key-of-nora-1234567\n")
+    with pytest.raises(DataError, match="YAML reads a key as False, which is no name"):
+        read_keys(path)
+    twice = "1: a-key-of-ada-1234567\n'1': a-key-of-bo-1234567"
     octal, cut = "ada: 0777777777777777777", 'ada: "a-key-of-ada-1234567'  # for YAML another number, and no end
-    for text in ("", "ada: short", "ada: a-key-of-ada-1234567\nbo: a-key-of-ada-1234567", octal, cut):
+    for text in ("", "ada: short", "ada: a-key-of-ada-1234567\nbo: a-key-of-ada-1234567", octal, cut, twice):
         path.write_text(text)
         with pytest.raises(DataError) as refused:
             read_keys(path)
