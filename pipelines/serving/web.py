@@ -5,7 +5,6 @@ import base64
 import contextlib
 import hashlib
 import ipaddress
-import json
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,6 +18,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from pipelines.core.errors import ResourceError, SqltrainError, UserError
+from pipelines.core.text_files import RepeatedName, parse_json
 from pipelines.report.console_text import plain
 from pipelines.serving.access import Access, Denied
 
@@ -154,8 +154,10 @@ async def body_of(request: Request) -> dict[str, Any]:
         if len(data) > BODY_BYTES:
             raise Denied(413, f"a request has at most {BODY_BYTES:,} bytes")
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
+        body = parse_json(bytes(data))
+    except RepeatedName as error:
+        raise Denied(400, f"the body is ambiguous: {error}") from None
+    except ValueError:
         raise Denied(400, "the body is not JSON") from None
     if not isinstance(body, dict):
         raise Denied(400, "the body must be a JSON object")

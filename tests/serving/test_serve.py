@@ -171,6 +171,7 @@ def test_keys_and_limits_are_each_users_own(tmp_path):
         ({"Content-Type": "text/plain"}, b"{}", 415),
         ({}, b"not json", 400),
         ({}, b"[]", 400),
+        ({}, b'{"messages": [], "messages": [{"role": "user", "content": "Who ?"}]}', 400),
         ({}, b'{"messages": [{"role": "system", "content": "x"}]}', 400),
         ({}, b'{"messages": "x"}', 400),
         ({}, json.dumps({"messages": [{"role": "user", "content": "x" * 5000}]}).encode(), 400),
