@@ -105,6 +105,12 @@ def _read_question(messages: Any) -> tuple[str, History]:
     if longest > QUESTION_CHARS:  # a question that was cut would be another one
         message = f"an earlier question has {longest:,} characters, and at most {QUESTION_CHARS:,} are read"
         raise Denied(400, f"{message}: begin a new conversation", param="messages")
+    texts = [question]
+    for earlier_question, sql in history:
+        texts += [earlier_question, sql]
+    if not all(map(is_valid_unicode, texts)):
+        message = "a message holds half a character, which no file and no database takes"
+        raise Denied(400, message, param="messages")
     return question, history
 
 
@@ -148,13 +154,11 @@ def read_conversation(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
 
 
 def _text_of(content: Any) -> str:
-    """The text of a message's content, which may be a list of its parts; "" if it is not valid Unicode."""
+    """The text of a message's content, which may be a list of its parts."""
     if isinstance(content, list):
         texts = [str(item.get("text") or "") for item in content if isinstance(item, Mapping)]
         content = "\n".join(texts)
-    if not isinstance(content, str) or not is_valid_unicode(content):
-        return ""
-    return content.strip()
+    return content.strip() if isinstance(content, str) else ""
 
 
 def _ends_in_error(answer: str) -> bool:

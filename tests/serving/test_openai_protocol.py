@@ -191,6 +191,20 @@ def test_a_query_of_the_history_is_whole_or_left_out():
         assert pairs == [(QUESTION["content"], kept), (QUESTION["content"], "")]
 
 
+@pytest.mark.parametrize("role", ["user", "assistant", "last"])
+def test_a_message_with_half_a_character_is_refused_and_leaves_no_history(running, role):
+    half = {"user": {"role": "user", "content": "Who lives in \ud800 ?"}, "last": {**QUESTION, "content": "\ud800 ?"}}
+    half["assistant"] = {"role": "assistant", "content": "```sql\nSELECT '\ud800'\n```"}
+    messages = {"user": [half["user"], ANSWER, QUESTION], "assistant": [QUESTION, half["assistant"], QUESTION]}
+    messages["last"] = [QUESTION, ANSWER, half["last"]]
+    content = json.dumps({"messages": messages[role]})
+    headers = {"Content-Type": "application/json"}
+    answer = running.client.post(running.url + CHAT, content=content, headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages")
+    assert error["message"] == "a message holds half a character, which no file and no database takes"
+
+
 def test_a_long_question_of_the_history_is_refused_and_never_cut(running):
     """A condition at its end would be lost; what is too old to be read hinders no question."""
     answer = {"role": "assistant", "content": "```sql\nSELECT 1\n```"}
