@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from pipelines.report.data import ReportData, System
 from pipelines.stages.answer_latency import EFFICIENCY, TIMING, Latency, answer_costs, read_latencies
 from pipelines.stages.evaluation_texts import read_texts
 
+log = logging.getLogger(__name__)
 HINT = "A run is a folder with records.jsonl (evaluate_*, evaluations, score --report), or such a file, or NAME=PATH."
 MAIN_PASSES = ("greedy", "sampled")  # passes that make one system
 UNREADABLE = (ValueError, TypeError, RecursionError, DataError)  # errors of reading somebody's JSON
@@ -104,7 +106,9 @@ def add_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[Q
     for system, run, run_names in zip(data.systems, runs, names, strict=True):
         texts = read_texts(run.folder, run.passes)
         trajectories = texts.trajectories
-        if len(trajectories) != len(system.records):
+        if trajectories and len(trajectories) != len(system.records):
+            counts = (len(trajectories), len(system.records))
+            log.warning("%s has %d trajectories for %d records: the report shows none of them", run.folder, *counts)
             trajectories = ()
         systems.append(dataclasses.replace(system, trajectories=trajectories))
         for example in texts.examples:
@@ -126,6 +130,9 @@ def load_runs(run: str) -> list[EvaluationRun]:
     if not file.is_file():
         raise DataError(f"no records at {file}", HINT)
     by_pass = _read_passes(file)
+    for pass_name, unread in by_pass.items():
+        if pass_name not in (*MAIN_PASSES, SINGLE_TURN, SELECTED):
+            log.warning("%s: %d records of the pass %r are not read", file, len(unread), pass_name)
     title = name if equals else _title(path.resolve())
     records: list[EpisodeRecord] = []
     for mode in MAIN_PASSES:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from flows.commands.evaluate import copy_page
+from pipelines.core import frames
 from pipelines.core.errors import UserError
 from pipelines.core.types import to_dict, write_jsonl
+from pipelines.evaluation.evaluate import of_prediction
 from pipelines.rollout.engine import Timing
 from pipelines.sql.diagnoses import Diagnosis, Hint
 from pipelines.stages.answer_latency import note_latency
@@ -69,6 +71,25 @@ def test_another_equality_and_tables_for_a_paper(runs, tmp_path, sqltrain):
     assert "Paired differences" in page
     assert 'id="trajectories"' not in page  # records alone have no questions to read
     assert "Invalid value for '--flips'" in sqltrain.refused("compare", *runs, "--flips", "-1")
+
+
+def test_records_of_an_unknown_pass_are_told(runs, sqltrain, caplog):
+    file = Path(runs[0]) / "records.jsonl"
+    rows = [{"pass": "twice", "record": to_dict(one)} for one in records("11")]
+    file.write_text(file.read_text() + "".join(json.dumps(row) + "\n" for row in rows))
+    sqltrain.ok("compare", *runs)
+    assert [record.getMessage() for record in caplog.records] == [f"{file}: 2 records of the pass 'twice' are not read"]
+
+
+def test_trajectories_that_fit_no_records_are_told(runs, tmp_path, sqltrain, caplog):
+    """Six of eight answers are in the folder's data file, so nobody knows which record is whose."""
+    folder = Path(runs[0])
+    answers = [of_prediction(f"q{number}", "SELECT 1", "mine") for number in range(6)]
+    frames.write(folder / frames.DATA, frames.to_frame(answers, extra=[{"pass": "greedy"}] * 6))
+    sqltrain.ok("compare", *runs, "--out", str(tmp_path / "out"))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder} has 6 trajectories for 8 records: the report shows none of them"
+    ]
 
 
 def test_the_time_that_answers_took_is_read_from_its_side_file(runs, sqltrain):
