@@ -34,6 +34,7 @@ Url = Annotated[str, typer.Argument(help="Where: s3://BUCKET/FOLDER, file:///FOL
 Names = Annotated[
     list[str] | None, typer.Argument(help="STAGE or STAGE/KEY (or its beginning); all of them when left out.")
 ]
+MAX_LISTED = 5  # damaged files of a stage on one line
 INFRA = Path(__file__).resolve().parents[2] / "infra"
 Tier = Literal["prod", "staging"]
 
@@ -342,7 +343,8 @@ def verify(store_folder: StoreOption = None) -> None:
         wrong = store.damage(stage, key, whole=True)
         if wrong:
             bad += 1
-            typer.echo(f"damaged: {store.folder(stage, key)}: {', '.join(wrong[:5])}")
+            more = f" and {len(wrong) - MAX_LISTED} more" if len(wrong) > MAX_LISTED else ""
+            typer.echo(f"damaged: {store.folder(stage, key)}: {', '.join(wrong[:MAX_LISTED])}{more}")
     typer.echo(f"{count} stages, {bad} damaged")
     if bad:
         raise SqltrainError(f"{bad} stages are damaged", "Remove their folders and run again.")

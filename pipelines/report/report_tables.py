@@ -381,6 +381,9 @@ def clues(data: ReportData) -> ReportTable:
         counts = [summary.hints.get(kind, 0) for summary in data.summaries]
         rows.append((diagnoses.KINDS.get(kind, kind), *counts))
     note = "A wrong answer can give several."
+    n_rarer = len(by_frequency) - COMMON_HINTS
+    if n_rarer > 0:
+        note += f" {n_rarer} rarer kinds are not in this table."
     return ReportTable("clues", "Clues to the errors", tuple(columns), tuple(rows), note)
 
 

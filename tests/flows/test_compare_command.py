@@ -176,6 +176,16 @@ def test_a_clue_of_an_unknown_kind_is_shown_by_its_name(runs, tmp_path, sqltrain
     assert (out / "clues.csv").read_text().splitlines()[1].startswith("of_tomorrow,")
 
 
+def test_kinds_of_clues_that_a_table_has_no_room_for_are_counted(runs, tmp_path, sqltrain):
+    hints = tuple(Hint(f"kind_{number}", "y") for number in range(17))
+    why = Diagnosis("syntax", "near x", hints)
+    write_jsonl(tmp_path / "wrong.jsonl", [dataclasses.replace(one, diagnosis=why) for one in records("00000000")])
+    out = tmp_path / "out"
+    sqltrain.ok("compare", runs[0], str(tmp_path / "wrong.jsonl"), "--out", str(out))
+    assert len((out / "clues.csv").read_text().splitlines()) == 1 + 14
+    assert "A wrong answer can give several. 3 rarer kinds are not in this table." in (out / "tables.md").read_text()
+
+
 def test_what_an_endpoint_selected_is_a_system_of_its_own_and_at_once_is_none(tmp_path, sqltrain):
     for name, own, selected in (("a", "1100", "1110"), ("b", "1111", "0000")):
         rows = [{"pass": "greedy", "record": to_dict(one)} for one in records(own)]

@@ -119,14 +119,17 @@ def test_rollback_is_one_command_and_cannot_go_too_far(store, monkeypatch, sqltr
     assert "no earlier champion" in sqltrain.refused("champion", "rollback", "miniature", where)
 
 
-def test_the_store_is_listed_verified_and_collected(store, sqltrain):
+def test_the_store_is_listed_verified_and_collected(store, sqltrain, monkeypatch):
     where = ("--store", str(store.root))
     assert "data/d1" in sqltrain.ok("store", "ls", "--all", *where)
     assert sqltrain("store", "verify", *where)[:2] == (0, "1 stages, 0 damaged\n")
     (store.folder("data", "d1") / "data.txt").write_text("rowz")
     code, out, _ = sqltrain("store", "verify", *where)
     assert code == 1
-    assert "damaged:" in out
+    assert out.splitlines()[0].endswith(": data.txt")
+    monkeypatch.setattr(type(store), "damage", lambda *_, **names: [f"{number}.txt" for number in range(7)])
+    _, out, _ = sqltrain("store", "verify", *where)
+    assert out.splitlines()[0].endswith(": 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 2 more")
     assert "0 folders" in sqltrain.ok("store", "gc", *where)
     assert "would remove data/d1" in sqltrain.ok("store", "gc", "--days", "0", *where)
     assert store.has("data", "d1")
