@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
-from pipelines.core.types import Database, ExecutionResult, ExecutionStatus, Scalar, text_of
+from pipelines.core.types import Database, ExecutionResult, ExecutionStatus, Scalar, shortened, text_of
 from pipelines.databases import named as addresses
 from pipelines.databases.card import ColumnCard, DatabaseCard, Reference, TableCard
 from pipelines.databases.named import OpenableDatabase
@@ -270,12 +270,12 @@ def _by_column(table: Table, sample: ExecutionResult) -> Samples:
 
 
 def _example_values(values: Sequence[Scalar]) -> tuple[str | int | float, ...]:
-    """The first few distinct values, as a person may read and edit them."""
+    """The first few distinct values, as a person may read and edit them; an ellipsis ends one that is cut."""
     examples: dict[str | int | float, None] = {}
     for value in values:
         if value is None or isinstance(value, bytes) or not text_of(value).isprintable():
             continue
         is_finite = isinstance(value, int | float) and value - value == 0
-        example = value if is_finite else text_of(value)[:VALUE_CHARS]
+        example = value if is_finite else shortened(text_of(value), VALUE_CHARS)
         examples[example] = None
     return tuple(examples)[:SHOWN_VALUES]

@@ -100,6 +100,15 @@ def test_a_renewed_card_keeps_what_is_hidden_also_of_what_is_not_there_now():
     assert (renewed.tables["u"].rows, column.hidden, column.description) == (2, True, "mine")
 
 
+def test_an_example_value_that_is_cut_ends_in_an_ellipsis(tmp_path, sqltrain, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = f"('{'x' * 40}'), ('{'y' * 41}')"
+    build_database("notes.sqlite", "CREATE TABLE note (body TEXT)", f"INSERT INTO note VALUES {values}")
+    sqltrain.ok("connect", "notes.sqlite")
+    known = card.read(Path("databases/notes.yaml")).tables["note"].columns["body"]
+    assert known.values == ("x" * 40, "y" * 39 + "…")
+
+
 def test_descriptions_of_what_is_gone_are_named(shop, sqltrain):
     sqltrain.ok("connect", "shop.sqlite")
     place = Path("databases/shop.yaml")
