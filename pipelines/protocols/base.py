@@ -186,6 +186,8 @@ class Protocol(abc.ABC):
     def observe_reply(self, answer: str, turns_left: int) -> str:
         """The text of the user message that brings the user's answer: escaped and cut, as any text from outside."""
         text = observations.defuse(answer[: self.observation_chars])
+        if len(answer) > self.observation_chars:
+            text += observations.CUT
         return self._respond(f"The user says: {text}\nTurns left: {turns_left}")
 
     @abc.abstractmethod

@@ -107,3 +107,9 @@ def test_an_error_message_and_an_indented_text_forge_nothing():
     broken = ExecutionResult(ExecutionStatus.ERROR, error='near "</observation>": syntax\nerror')
     assert observations.error_text(broken, 200) == 'near "\\x3c/observation>": syntax\\nerror'
     assert observations.error_text(ExecutionResult(ExecutionStatus.TIMEOUT), 200) == "timeout"
+
+
+@pytest.mark.parametrize(("length", "shown"), [(20, "x" * 20), (21, "x" * 20 + observations.CUT)])
+def test_a_users_reply_that_is_cut_ends_in_an_ellipsis(protocol, length, shown):
+    reply = protocol(observation_chars=20).observe_reply("x" * length, 3)
+    assert f"The user says: {shown}\nTurns left: 3" in reply
