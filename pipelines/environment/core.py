@@ -464,7 +464,7 @@ def asked_question(
     """
     if "pool" in asked:
         pool = asked["pool"]
-        index = asked.get("index", 0)
+        index = asked.get("index")
         if not isinstance(pool, str) or not isinstance(index, int):
             raise DataError("a question is named by its pool (a text) and its index (a whole number)")
         examples = questions(pool)

@@ -277,7 +277,8 @@ def test_a_question_is_asked_by_its_pool_and_index(environment):
     assert question.id == pool[5].id
     session = environment.reset(question)
     assert session.step(f"<think>a</think>\n<solution>{question.gold_sql}</solution>").reward == 1.0
-    for wrong in ({"pool": "rl", "index": 6}, {"pool": "rl", "index": -1}, {"pool": "none"}, {"pool": 3}):
+    unnamed = ({"pool": "rl"}, {"pool": "rl", "idx": 3})  # no number is no first question
+    for wrong in (*unnamed, {"pool": "rl", "index": 6}, {"pool": "rl", "index": -1}, {"pool": "none"}, {"pool": 3}):
         with pytest.raises(DataError):
             asked_question(wrong, environment.questions, None)
 
