@@ -75,6 +75,14 @@ def test_a_mysql_server_that_cannot_encrypt_is_refused_where_the_address_wants_i
         open_readonly_connection(f"{address}?ssl-mode=REQUIRED", 5.0)
 
 
+def test_a_connection_that_checks_no_certificate_loads_no_authorities(mysql_port, monkeypatch):
+    def load(*_, **__):
+        raise AssertionError("each statement would wait 30 ms for it")
+
+    monkeypatch.setattr("ssl.create_default_context", load)
+    open_readonly_connection(f"mysql://owner@127.0.0.1:{mysql_port}/mysql", 5.0).close()
+
+
 def test_mini_dev_in_mysql_to_the_end(mysql_port, tmp_path, monkeypatch):
     to_mysql(dataclasses.replace(build_shop(tmp_path / "shop.sqlite"), id="bird"), mysql_port, "teller")
     monkeypatch.setenv("MYSQL_PWD", "secret")
