@@ -112,14 +112,14 @@ def _value(line: bytes) -> Any:
     try:
         return parse_json(line)
     except UnicodeDecodeError as error:
-        return BadRow("not_utf8", f"it is not UTF-8 (byte {error.start} of the line)", _readable(line))
+        return BadRow("not_utf8", f"it is not UTF-8 (byte {error.start} of the line)", _decoded(line))
     except RepeatedName as error:
-        return BadRow("repeated_name", str(error), _readable(line))
+        return BadRow("repeated_name", str(error), _decoded(line))
     except ValueError as error:  # also a number of 5,000 digits, and brackets in thousands of brackets
-        return BadRow("not_json", f"not JSON: {error}", _readable(line))
+        return BadRow("not_json", f"not JSON: {error}", _decoded(line))
 
 
-def _readable(data: bytes) -> str:
+def _decoded(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 

@@ -20,7 +20,7 @@ from pipelines.core.errors import RecipeError
 from pipelines.core.registry import UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION
 from pipelines.core.types import is_valid_unicode
 from pipelines.recipe.config import Recipe
-from pipelines.recipe.yaml_files import is_name, parse_value, read_yaml
+from pipelines.recipe.yaml_files import is_key_name, parse_value, read_yaml
 
 OWN_OF_A_KIND = ("options", "name", "equality", "equalities")  # settings of one kind, without meaning for another
 OWNERS = ("kind", "policy")  # fields that name the part whose options stand beside them
@@ -104,7 +104,7 @@ def _plain_copy(value: Any) -> Any:
     if isinstance(value, dict):
         plain = {}
         for key, inner in value.items():
-            if not is_name(key):
+            if not is_key_name(key):
                 raise TypeError(f"YAML reads a key as {key!r}, which is no name; put it in quotes")
             plain[str(key)] = _plain_copy(inner)
         return plain

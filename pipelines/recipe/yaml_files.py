@@ -126,12 +126,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RecipeError(f"{path} must hold a mapping of keys to values")
     for key in value:
-        if not is_name(key):
+        if not is_key_name(key):
             raise RecipeError(f"{path}: YAML reads a key as {key!r}, which is no name", PUT_IN_QUOTES)
     return {str(key): inner for key, inner in value.items()}
 
 
-def is_name(key: object) -> bool:
+def is_key_name(key: object) -> bool:
     """Whether YAML reads a key as a text or a whole number, which both are names."""
     return isinstance(key, str | int) and not isinstance(key, bool)
 

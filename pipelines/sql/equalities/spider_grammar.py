@@ -374,10 +374,10 @@ class DatabaseNames:
             with contextlib.suppress(DataError):  # the worker reports it; here there is just nothing to name
                 for table in introspect(database).tables:
                     columns[table.name.lower()] = [column.name.lower() for column in table.columns]
-            self._names[database] = ParserNames(columns, self._key_names(database.id))
+            self._names[database] = ParserNames(columns, self._keys_of_database(database.id))
         return self._names[database]
 
-    def _key_names(self, id: str) -> Mapping[str, str] | None:
+    def _keys_of_database(self, id: str) -> Mapping[str, str] | None:
         """The names of a database's keys; a warning says that the tables.json has no entry for it."""
         if self._keys is None:
             return None
