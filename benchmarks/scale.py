@@ -46,7 +46,7 @@ from pipelines.core.frames import DATA
 from pipelines.core.types import Action, ActionKind, Database, Example, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.curation import leakage
 from pipelines.recipe import recipes
-from pipelines.stages import data, data_sources, difficulty, filter_stage, gold_schema_stage
+from pipelines.stages import data, difficulty, filter_stage, gold_check, gold_schema_stage
 from pipelines.stages.context import LEAKAGE, Context, Silent, examples_at
 from pipelines.stages.shards import Run
 from pipelines.stages.stage import StageResult
@@ -152,7 +152,7 @@ def scripted(recipe: Any, checkpoint: str, rows_of: Path) -> Run:
     return run
 
 
-def unchecked(recipe: Any, folder: Path, parts: Sequence[data_sources.SourcePart], workers: int | None) -> Run:
+def unchecked(recipe: Any, folder: Path, parts: Sequence[gold_check.SourcePart], workers: int | None) -> Run:
     """In place of the sandbox: every gold SQL runs, and is hard."""
     starts = [0, *itertools.accumulate(part.rows for part in parts)]
 
@@ -184,7 +184,7 @@ def measure(part: str, folder: Path, processes: int, dask: str) -> dict[str, Any
     begun = time.perf_counter()
     if part in ("data", "gold"):
         if part == "data":
-            mock.patch.object(data_sources, "make_gold_check_run", unchecked).start()
+            mock.patch.object(gold_check, "make_gold_check_run", unchecked).start()
         data.build_pools(context)
     elif part in ("contract", "taught"):
         from tasks import contracts

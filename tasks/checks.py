@@ -13,8 +13,8 @@ from pipelines.core.files import read_json, read_json_lines
 from pipelines.core.types import HARDNESS_LEVELS, StopReason
 from pipelines.evaluation import result_files
 from pipelines.recipe.config import Recipe
-from pipelines.stages.context import LEAKAGE, QUARANTINE
-from pipelines.stages.data_sources import TRAINED, is_fault
+from pipelines.stages.context import LEAKAGE, QUARANTINE, TRAINED
+from pipelines.stages.gold_check import is_fault
 
 HELD_OUT = ("dev", "test")
 POOLS = (*TRAINED, *HELD_OUT)

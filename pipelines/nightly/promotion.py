@@ -15,8 +15,7 @@ from pipelines.curation.leakage import leaks
 from pipelines.evaluation.paired_comparison import Comparison, compare
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.recipe.config import Nightly
-from pipelines.stages.context import each_example, examples
-from pipelines.stages.data_sources import TRAINED
+from pipelines.stages.context import TRAINED, each_example, examples
 
 Decision = Literal["promoted", "kept", "worse"]
 ALPHA = 0.05  # size of McNemar's two-sided test

@@ -20,8 +20,7 @@ from pipelines.core.frames import DATA, LAYOUT
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.recipe.recipes import digest
-from pipelines.stages.context import QUARANTINE
-from pipelines.stages.data_sources import TRAINED
+from pipelines.stages.context import QUARANTINE, TRAINED
 from pipelines.stages.leakage_stage import note_leakage
 
 VERSION = 2

@@ -89,28 +89,22 @@ def base_of(folder: Path) -> str | None:
 
 # The files that stages read of one another: examples by pool, trajectories.
 
+TRAINED = ("sft", "rl")  # pools that are learned from
 COSTS = "costs.json"  # the cost of endpoints' answers, by endpoint
 QUARANTINE = "quarantine.jsonl"  # the rows that a stage set aside, with reasons
 LEAKAGE = "leakage.json"  # the report of `curation/leakage.py` on each training pool, by the data stage
 
 
-def examples(folder: Path, *pools: str, part: int | None = None) -> list[Example]:
-    """The examples of the data stage in these pools ("sft", "rl", "dev", "test"), their databases resolved.
-
-    Args:
-        part: the index of a source in its pool, to read its examples alone.
-    """
-    every_example = frames.read(folder / frames.DATA)
-    frame = every_example.filter(pl.col("pool").is_in(pools))
-    if part is not None:
-        frame = frame.filter(pl.col("part") == part)
-    in_pools = frames.from_frame(frame, Example)
-    return resolve_locations(in_pools, folder)
+def examples(folder: Path, *pools: str) -> list[Example]:
+    """The examples of the data stage in these pools ("sft", "rl", "dev", "test"), their databases resolved."""
+    return list(each_example(folder, *pools))
 
 
 def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:
-    """The rows of the data stage's examples in these pools, or of one part as in `examples`: each `id` once, and its
-    `row`.
+    """The rows of the data stage's examples in these pools: each `id` once, and its `row`.
+
+    Args:
+        part: the index of a source in its pool, to read its rows alone.
     """
     frame = pl.scan_parquet(folder / frames.DATA, glob=False).with_row_index("row")
     frame = frame.filter(pl.col("pool").is_in(pools))

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from pipelines.core import frames
 from pipelines.core.errors import DataError
-from pipelines.core.store import SHARDS
 from pipelines.stages.context import QUARANTINE, Context
-from pipelines.stages.data_sources import PoolSource, SourcePart, check_sources, read_source, source_faults
+from pipelines.stages.data_sources import PoolSource, read_sources
+from pipelines.stages.gold_check import check_sources, source_faults
 from pipelines.stages.leakage_stage import note_leakage
-from pipelines.stages.pool_files import add_rejected, add_source, write_rejected
-from pipelines.stages.question_ids import count_other_texts, keep_first_of_each_id, refuse_shared_ids
+from pipelines.stages.pool_files import add_rejected, write_examples, write_rejected
+from pipelines.stages.question_ids import keep_one_of_each_id
 
 
 def build_pools(ctx: Context) -> None:
@@ -35,44 +35,25 @@ def write_pools(ctx: Context, sources: Sequence[PoolSource]) -> None:
     Raises:
         DataError: more than `data.max_bad_share` of a source is bad, or one id stands for two questions.
     """
-    parts = _read_sources(ctx, sources)
+    parts = read_sources(ctx, sources)
     checked = check_sources(ctx, parts)
-    faults = source_faults(ctx.recipe.data.max_bad_share, sources, parts, checked)
+    faults = source_faults(ctx.recipe.data.max_bad_share, checked)
     figures: dict[str, float] = {}
-    path = ctx.folder / frames.DATA
-    writer = frames.Writer(path, ctx.folder / SHARDS)
     if not faults:
-        for pool_source, part, rows in zip(sources, parts, checked, strict=True):
-            add_source(ctx, pool_source, part, rows, writer, figures)
-    quarantined = write_rejected(ctx, parts, checked)
+        figures = write_examples(ctx, checked)
+    quarantined = write_rejected(ctx.folder, checked)
     if faults:
         raise DataError(
             "; ".join(faults),
             f"Every bad row, with its reason, is in {ctx.folder / QUARANTINE}. Mend them, or raise data.max_bad_share.",
         )
-    writer.close()
-    refuse_shared_ids(path)
-    pools = {source.pool for source in sources}
-    if len(pools) < len(sources):
-        quarantined += add_rejected(ctx, keep_first_of_each_id(path))
-    n_other_texts = count_other_texts(path)
-    if n_other_texts:
+    distinct = keep_one_of_each_id(ctx.folder / frames.DATA)
+    quarantined += add_rejected(ctx.folder, distinct.left_out)
+    if distinct.other_texts:
         ctx.progress.warn(
-            f"{n_other_texts} questions of data.rl have the id of one of data.sft and other words or SQL: SFT learns "
-            "the first, GRPO the second, and the gold schema is that of the first; ids of their own part them"
+            f"{distinct.other_texts} questions of data.rl have the id of one of data.sft and other words or SQL: SFT "
+            "learns the first, GRPO the second, and the gold schema is that of the first; ids of their own part them"
         )
-    pool_column = frames.read(path, "pool")["pool"]
-    for pool, number in pool_column.value_counts().iter_rows():
+    for pool, number in distinct.counts.items():
         figures[f"{pool}_examples"] = float(number)
     ctx.metrics({**figures, "quarantined": quarantined})
-
-
-def _read_sources(ctx: Context, sources: Sequence[PoolSource]) -> list[SourcePart]:
-    """Read all sources before the gold SQL of the first is run, so that a missing file is reported in seconds."""
-    ctx.progress.begin(ctx.stage, len(sources), "pools")
-    parts = []
-    for number, source in enumerate(sources):
-        part = read_source(ctx, number, source)
-        parts.append(part)
-        ctx.progress.advance(1, f"{source.pool}: {part.rows} questions")
-    return parts

@@ -10,8 +10,7 @@ from pipelines.core import frames
 from pipelines.core.files import write_json
 from pipelines.core.types import Example
 from pipelines.curation import leakage
-from pipelines.stages.context import LEAKAGE, Context, each_example, examples
-from pipelines.stages.data_sources import TRAINED
+from pipelines.stages.context import LEAKAGE, TRAINED, Context, each_example, examples
 
 
 def build_leakage(ctx: Context) -> None:
@@ -29,7 +28,7 @@ def build_leakage(ctx: Context) -> None:
             }
         )
     frames.write(ctx.folder / frames.DATA, pl.DataFrame(rows))
-    leaks = note_leakage(ctx.folder, ctx.inputs["data"], questions)
+    leaks = write_leakage(ctx.folder, ctx.inputs["data"], questions)
     ctx.progress.advance(1)
     figures: dict[str, float] = {"questions": len(questions)}
     for pool, counts in leaks.items():
@@ -37,21 +36,17 @@ def build_leakage(ctx: Context) -> None:
     ctx.metrics(figures)
 
 
-def note_leakage(
-    folder: Path, data: Path | None = None, held_out: Sequence[Example] | None = None
-) -> dict[str, dict[str, Any]]:
-    """Write, and return, the held-out questions that each training pool repeats.
+def note_leakage(folder: Path) -> None:
+    """Write which questions of a data stage's training pools its own held-out questions repeat."""
+    held_out = examples(folder, "dev", "test")
+    write_leakage(folder, folder, held_out)
 
-    Args:
-        folder: where it is written.
-        data: holds the training pools; None for the folder itself.
-        held_out: the held-out questions; None for those that the folder holds.
-    """
-    if held_out is None:
-        held_out = examples(folder, "dev", "test")
+
+def write_leakage(folder: Path, data: Path, held_out: Sequence[Example]) -> dict[str, dict[str, Any]]:
+    """Write to `folder`, and return, the held-out questions that each training pool of a data stage repeats."""
     leaks: dict[str, dict[str, Any]] = {}
     for pool in TRAINED:
-        training_questions = each_example(data or folder, pool)
+        training_questions = each_example(data, pool)
         leaks[pool] = leakage.leakage_report(training_questions, held_out)
     write_json(folder / LEAKAGE, leaks)
     return leaks

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -12,69 +13,70 @@ from pipelines.benchmarks import corrections
 from pipelines.benchmarks.base import Rejected
 from pipelines.core import frames
 from pipelines.core.files import write_lines
+from pipelines.core.store import SHARDS
 from pipelines.core.types import Example
 from pipelines.stages.context import QUARANTINE, Context
 from pipelines.stages.data_experts import ask_experts
-from pipelines.stages.data_sources import CheckedSource, PoolSource, SourcePart, pool_frame
+from pipelines.stages.data_sources import pool_frame
+from pipelines.stages.gold_check import CheckedSource
 
 
-def add_source(
-    ctx: Context,
-    pool_source: PoolSource,
-    part: SourcePart,
-    rows: CheckedSource,
-    writer: frames.Writer,
-    figures: dict[str, float],
-) -> None:
-    """Write the kept rows of a source, and add its figures and the rows that experts reject."""
+def write_examples(ctx: Context, checked: Sequence[CheckedSource]) -> dict[str, float]:
+    """Write the kept rows of all sources, and return their figures; rows that experts reject join the rejected ones."""
     data = ctx.recipe.data
-    name = f"{part.pool}{part.part or ''}"
-    windows = _kept_frames(part, rows)
-    # Experts are asked about all examples of a source at once, which are then all in memory; so are values.
-    if data.cleaners or data.linker or data.values:
-        examples: list[Example] = []
+    asks_experts = bool(data.cleaners or data.linker or data.values)
+    figures: dict[str, float] = {}
+    writer = frames.Writer(ctx.folder / frames.DATA, ctx.folder / SHARDS)
+    for rows in checked:
+        part = rows.part
+        name = f"{part.pool}{part.part or ''}"
+        windows = _kept_frames(rows)
+        # Experts are asked about all examples of a source at once, which are then all in memory; so are values.
+        if asks_experts:
+            examples: list[Example] = []
+            for frame in windows:
+                examples += frames.from_frame(frame, Example)
+            asked = ask_experts(ctx.recipe, ctx.folder, ctx.responses, part.pool, examples)
+            rows.rejected += asked.rejected
+            for figure, value in asked.figures.items():
+                figures[f"{name}_{figure}"] = value
+            windows = iter(())
+            if asked.examples:
+                windows = iter((pool_frame(asked.examples, part.pool, part.part),))
         for frame in windows:
-            examples += frames.from_frame(frame, Example)
-        asked = ask_experts(ctx, part.pool, examples)
-        rows.rejected += asked.rejected
-        for figure, value in asked.figures.items():
-            figures[f"{name}_{figure}"] = value
-        windows = iter(())
-        if asked.examples:
-            checked_frame = pool_frame(asked.examples, part.pool, part.part)
-            windows = iter((checked_frame,))
-    for frame in windows:
-        if pool_source.source.corrections is not None:
-            corrected = corrections.count_corrected(frames.from_frame(frame, Example))
-            figures[f"{name}_corrected"] = figures.get(f"{name}_corrected", 0.0) + corrected
-        writer.add(frame)
+            if part.source.corrections is not None:
+                corrected = corrections.count_corrected(frames.from_frame(frame, Example))
+                figures[f"{name}_corrected"] = figures.get(f"{name}_corrected", 0.0) + corrected
+            writer.add(frame)
+    writer.close()
+    return figures
 
 
-def _kept_frames(part: SourcePart, checked: CheckedSource) -> Iterator[pl.DataFrame]:
+def _kept_frames(checked: CheckedSource) -> Iterator[pl.DataFrame]:
     """The kept rows of a source with their levels, a window at a time."""
     if not checked.kept:
         return
     levels = iter(checked.levels)
-    for frame in frames.windows(part.path, checked.kept):
+    for frame in frames.windows(checked.part.path, checked.kept):
         hardness = list(itertools.islice(levels, frame.height))
         yield frame.with_columns(hardness=pl.Series(hardness, dtype=pl.String))
 
 
-def write_rejected(ctx: Context, parts: Sequence[SourcePart], checked: Sequence[CheckedSource]) -> int:
+def write_rejected(folder: Path, checked: Sequence[CheckedSource]) -> int:
     """Write all rejected rows, and return their number."""
 
     def lines() -> Iterator[dict[str, Any]]:
-        for part, rows in zip(parts, checked, strict=True):
+        for rows in checked:
             for row in rows.rejected:
-                yield {"pool": part.pool, **dataclasses.asdict(row)}
+                yield {"pool": rows.part.pool, **dataclasses.asdict(row)}
 
-    write_lines(ctx.folder / QUARANTINE, lines())
+    write_lines(folder / QUARANTINE, lines())
     return sum(len(rows.rejected) for rows in checked)
 
 
-def add_rejected(ctx: Context, rejected: Sequence[tuple[str, Rejected]]) -> int:
+def add_rejected(folder: Path, rejected: Sequence[tuple[str, Rejected]]) -> int:
     """Write further rejected rows, each behind its pool, and return their number."""
-    with (ctx.folder / QUARANTINE).open("a", encoding="utf-8") as file:
+    with (folder / QUARANTINE).open("a", encoding="utf-8") as file:
         for pool, row in rejected:
             line = json.dumps({"pool": pool, **dataclasses.asdict(row)}, ensure_ascii=False, sort_keys=True)
             file.write(f"{line}\n")

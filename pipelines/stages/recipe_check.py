@@ -19,8 +19,7 @@ from pipelines.recipe.yaml_files import read_yaml
 from pipelines.rewards.panel import Rubric
 from pipelines.sql import health as gold_health
 from pipelines.stages import graph, prompt_fit, stage_making
-from pipelines.stages.context import Progress, examples
-from pipelines.stages.data_sources import TRAINED
+from pipelines.stages.context import TRAINED, Progress, examples
 
 NO_PATH = "{} without a path: these questions are not checked"
 POOLS = ("sft", "rl", "dev", "test")

@@ -112,6 +112,27 @@ def check_pairs(askers: Sequence[Asker], examples: Sequence[Example], schemas: S
     return checked
 
 
+class Cleaning(NamedTuple):
+    """The cleaners' work on the pairs of a pool."""
+
+    dropped: list[PairCheck]  # the pairs that all cleaners call bad.
+    figures: dict[str, float]  # their agreement, and each cleaner's costs.
+
+
+def clean_pairs(names: Sequence[str], responses: Path, examples: Sequence[Example], schemas: Schemas) -> Cleaning:
+    """Ask the endpoints of these names about each pair; the folder `responses` keeps their answers."""
+    askers = [Asker.named(name, responses) for name in names]
+    checked = check_pairs(askers, examples, schemas)
+    figures: dict[str, float] = {}
+    for asker in askers:
+        for measure, value in asker.take_used().items():
+            figures[f"cleaner_{measure}_{asker.name}"] = value
+    for measure, value in agreement(checked).items():
+        figures[f"cleaners_{measure}"] = value
+    dropped = [case for case in checked if case.dropped]
+    return Cleaning(dropped, figures)
+
+
 def answer_texts(answers: Iterable[Answer | None]) -> list[str | None]:
     """The texts of an endpoint's answers; None for an answer that it did not give."""
     return [answer.text if answer else None for answer in answers]

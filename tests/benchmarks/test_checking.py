@@ -11,7 +11,7 @@ from pipelines.core import frames
 from pipelines.core.errors import DataError
 from pipelines.core.types import Example
 from pipelines.recipe import recipes
-from pipelines.stages import data, data_sources
+from pipelines.stages import data, gold_check
 from pipelines.stages.context import Context, Silent
 from tests.fakes import build_database
 
@@ -52,7 +52,7 @@ def build(recipe, folder, steps=None):
 
 
 def test_two_processes_write_what_one_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_sources, "BATCH", 6)
+    monkeypatch.setattr(gold_check, "BATCH", 6)
     one = build(recipe_of(tmp_path, 10, "rollout.processes=1"), tmp_path / "one")
     two = build(recipe_of(tmp_path, 10, "rollout.processes=2"), tmp_path / "two")
     for name in ("data.parquet", "quarantine.jsonl", "metrics.json", "leakage.json"):
@@ -64,7 +64,7 @@ def test_two_processes_write_what_one_writes(tmp_path, monkeypatch):
 
 def test_a_killed_run_goes_on_and_shows_progress(tmp_path, monkeypatch):
     """Thirty gold queries in five shards of six; the run dies in the fourth."""
-    monkeypatch.setattr(data_sources, "BATCH", 6)
+    monkeypatch.setattr(gold_check, "BATCH", 6)
     recipe, check, asked = recipe_of(tmp_path, 10, "rollout.processes=1"), base.check_gold, []
 
     def dies(*args):

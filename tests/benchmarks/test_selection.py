@@ -9,7 +9,7 @@ from test_benchmarks import make_database, read, spider_row, write
 from pipelines.benchmarks.base import Rejected, mark_chosen
 from pipelines.core.errors import DataError
 from pipelines.recipe import recipes
-from pipelines.stages import data, data_sources
+from pipelines.stages import data, gold_check
 from pipelines.stages.context import Context, Silent
 
 
@@ -53,6 +53,6 @@ def test_the_largest_share_of_bad_rows_means_the_same_whatever_is_chosen(spider,
 
 def test_a_pool_that_cannot_be_read_is_told_before_any_gold_sql_is_run(spider, tmp_path, monkeypatch):
     os.remove(spider / "dev.json")
-    monkeypatch.setattr(data_sources.base, "check_gold", lambda *_: pytest.fail("gold SQL was run"))
+    monkeypatch.setattr(gold_check.base, "check_gold", lambda *_: pytest.fail("gold SQL was run"))
     with pytest.raises(DataError, match=r"dev\.json cannot be read"):
         build(spider, tmp_path / "stage")

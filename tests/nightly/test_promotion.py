@@ -24,7 +24,7 @@ from pipelines.nightly.union import UnionPart, unite
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Nightly
 from pipelines.stages import graph, stage_making
-from pipelines.stages.context import Silent, examples, trajectories
+from pipelines.stages.context import Silent, examples, rows_of, trajectories
 from pipelines.stages.stage import StageResult
 from tests.evaluation.evaluation_world import RECORD
 from tests.nightly import farms
@@ -179,7 +179,7 @@ def test_a_union_holds_every_row_once_and_its_gold_runs(parts):
 
 def test_each_source_of_the_rl_pool_keeps_a_number_of_its_own(parts):
     data = united(parts, [True, True], None)["data"]
-    assert [len(examples(data, "rl", part=part)) for part in range(3)] == [8, 4, 0]
+    assert [len(rows_of(data, "rl", part=part)) for part in range(3)] == [8, 4, 0]
     assert read_json(data / "metrics.json")["rl_sources"] == 2
     first, again = united(parts, [False, True], 0.5), united(parts, [False, True], 0.5)
     assert first == again
