@@ -38,6 +38,12 @@ class ScoredQuestion:
         return 1.0
 
 
+def pass_rates(scored: pl.DataFrame) -> tuple[float, ...]:
+    """The pass rates in a table of `COLUMNS`, of the questions whose rollouts did not all break."""
+    counted = scored.filter(pl.col("samples") > 0)
+    return tuple((counted["right"] / counted["samples"]).to_list())
+
+
 @dataclasses.dataclass(frozen=True)
 class RlSet:
     """The questions that GRPO trains on: ids in ascending S(q), then an exploration set of questions never solved."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,15 @@ class EvaluatedEpisode:
 
 def read_records(folder: Path, *passes: str) -> list[EpisodeRecord]:
     """The records of a finished evaluation, of these passes ("greedy", "sampled", "once", "selected")."""
-    records = []
+    (records,) = read_record_groups(folder, passes)
+    return records
+
+
+def read_record_groups(folder: Path, *groups: Sequence[str]) -> list[list[EpisodeRecord]]:
+    """The records of a finished evaluation, of each group of passes, in one reading of the file."""
+    records: list[list[EpisodeRecord]] = [[] for _ in groups]
     for _, row in read_lines(folder / RECORDS):
-        if row["pass"] in passes:
-            records.append(from_dict(EpisodeRecord, row["record"]))
+        for passes, records_of_group in zip(groups, records, strict=True):
+            if row["pass"] in passes:
+                records_of_group.append(from_dict(EpisodeRecord, row["record"]))
     return records

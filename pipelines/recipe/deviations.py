@@ -6,7 +6,7 @@ report those that acted in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ KINDS = {
     "ours": "we chose otherwise",
 }
 Kind = Literal["silent", "contradiction", "reading", "default", "impossible", "ours"]
+Settings = Mapping[str, Any]
 Stage = Literal["data", "synthesize", "filter", "gold_schema", "sft", "difficulty", "grpo", "evaluate", "report"]
 
 
@@ -53,15 +54,18 @@ class Deviation(Section):
     when: tuple[str, ...] = ()  # settings without which it does not act: `rollout.policy=vllm`.
     papers: tuple[str, ...] = ()  # the papers that share it, if it is a shared one; () for all.
 
-    def acts(self, recipe: Recipe) -> bool:
-        """Whether it acted in a run: the run has one of its stages, and keeps a setting of it as the recipe has it."""
-        if self.stages and not set(self.stages) & set(recipe.stages):
+    def acts(self, run: Settings, published: Settings, variants: Mapping[str, Sequence[str]]) -> bool:
+        """Whether it acted in a run: the run has one of its stages, and keeps a setting of it as the recipe has it.
+
+        Args:
+            run: the recipe that was run.
+            published: the paper's recipe as its file has it, with these variants.
+        """
+        if self.stages and not set(self.stages) & set(run["stages"]):
             return False
-        run = recipe.model_dump(mode="json")
-        if any(_at(run, key) != value for key, value in _settings(self.when, recipe.paper)):
+        if any(_at(run, key) != value for key, value in _settings(self.when, variants)):
             return False
-        published = _published(recipe.paper)
-        keys = [key for key, _ in _settings(self.setting, recipe.paper)]
+        keys = [key for key, _ in _settings(self.setting, variants)]
         return not keys or any(_at(run, key) == _at(published, key) for key in keys)
 
 
@@ -95,7 +99,11 @@ def acting(recipe: Recipe) -> list[Deviation]:
     """The deviations that acted in a run of a recipe; [] for a recipe without a paper."""
     if not recipe.paper:
         return []
-    return [each for each in of_paper(recipe.paper) if each.acts(recipe)]
+    deviations = of_paper(recipe.paper)
+    run = recipe.model_dump(mode="json")
+    published = recipes.load(recipe.paper).model_dump(mode="json")
+    variants = recipes.variants(recipe.paper)
+    return [each for each in deviations if each.acts(run, published, variants)]
 
 
 def deviation_lines(recipe: Recipe) -> Iterator[str]:
@@ -117,20 +125,14 @@ def deviation_lines(recipe: Recipe) -> Iterator[str]:
     yield f"{len(deviations)} of {len(of_paper(recipe.paper))} deviations of {recipe.paper} act here"
 
 
-def _settings(overrides: tuple[str, ...], paper: str) -> Iterator[tuple[str, Any]]:
+def _settings(overrides: Sequence[str], variants: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Any]]:
     """The keys and values of overrides; a variant stands for its own."""
     for override in overrides:
         key, _, text = override.partition("=")
         if key == "variant":
-            yield from _settings(tuple(recipes.variants(paper)[text]), paper)
+            yield from _settings(variants[text], variants)
         else:
             yield key, parse_value(text)
-
-
-@cache
-def _published(paper: str) -> dict[str, Any]:
-    """The recipe's file as it is."""
-    return recipes.load(paper).model_dump(mode="json")
 
 
 def _at(tree: Any, key: str) -> Any:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pipelines.evaluation.measures import moving_average
 from pipelines.evaluation.stats import Estimate
 from pipelines.report import formats
 
@@ -392,7 +391,9 @@ def _styled(kind: str, style: int) -> str:
     return f"{kind} s{style % STYLES}"
 
 
-def training_curve(values: Sequence[tuple[float, float]], name: str, style: int) -> Html:
+def training_curve(
+    values: Sequence[tuple[float, float]], smooth: Sequence[tuple[float, float]], name: str, style: int
+) -> Html:
     """One number of training against its step: all steps faintly, their moving average firmly, its last value."""
     width = 246.0
     height = 138.0
@@ -402,7 +403,6 @@ def training_curve(values: Sequence[tuple[float, float]], name: str, style: int)
     low, high = around([value for _, value in values])
     across = Scale(first_step, last_step, frame.left, frame.right)
     up = Scale(low, high, frame.bottom, frame.top)
-    smooth = moving_average(values)
     every_step = [(across(step), up(value)) for step, value in values]
     averages = [(across(step), up(value)) for step, value in smooth]
     end_x, end_y = averages[-1]

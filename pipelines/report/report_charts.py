@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipelines.evaluation.measures import Points, curve_points
+from pipelines.evaluation.measures import Points, curve_points, moving_average
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Level, Summary
 from pipelines.report import charts, formats
@@ -210,7 +210,8 @@ def _training_charts(curves_by_stage: Mapping[str, Sequence[Mapping[str, float]]
             if len({value for _, value in points}) == 1:
                 still.append(f"{title} ({formats.compact(points[0][1])})")
                 continue
-            chart = (title, charts.training_curve(points, name, style))
+            smooth = moving_average(points)
+            chart = (title, charts.training_curve(points, smooth, name, style))
             if name in LEADING_CURVES:
                 first[name] = chart
             else:

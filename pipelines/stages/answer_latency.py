@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.files import read_json_lines
+from pipelines.core.files import read_json, read_json_lines
 from pipelines.rollout.engine import Timing
 
 TIMING = "timing.jsonl"
@@ -71,6 +71,12 @@ def read_latencies(folder: Path) -> Mapping[str, Latency]:
                 bought_out=sum(row["bought_out"] for row in rows) / episodes,
             )
     return latencies
+
+
+def read_answer_costs(folder: Path) -> dict[str, float]:
+    """The costs of an answer of a finished evaluation, as of `answer_costs`."""
+    r_ves = read_json(folder / EFFICIENCY).get("r_ves")
+    return answer_costs(read_latencies(folder), r_ves)
 
 
 def answer_costs(latencies: Mapping[str, Latency], r_ves: float | None) -> dict[str, float]:

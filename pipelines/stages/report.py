@@ -3,53 +3,43 @@
 import dataclasses
 from collections.abc import Mapping
 
-import polars as pl
-
 from pipelines.core import frames
 from pipelines.core.files import read_json, read_lines, write_json
+from pipelines.curation.difficulty import pass_rates
 from pipelines.report import writer
-from pipelines.report.data import ReportData
 from pipelines.report.deviations_table import deviations_table
-from pipelines.stages.answer_latency import EFFICIENCY, answer_costs, read_latencies
+from pipelines.stages.answer_latency import EFFICIENCY, read_answer_costs
 from pipelines.stages.context import Context
-from pipelines.stages.graph import EVALUATED_MODELS
+from pipelines.stages.graph import EVALUATED_MODELS, TRAINING
 from pipelines.stages.report_systems import ReportedEvaluation, report_of
 
 
 def build_report(ctx: Context) -> None:
     """Write `report.html`, which stands alone, and the same tables as Markdown, LaTeX and CSV."""
     ctx.progress.begin(ctx.stage, 1, "page")
-    data = gather_report(ctx)
-    writer.write_all(data, ctx.folder)
-    clock = {}
-    for model, when in EVALUATED_MODELS.items():
-        folder = ctx.inputs.get(f"evaluate_{model}")
-        if folder is not None:
-            r_ves = read_json(folder / EFFICIENCY).get("r_ves")
-            clock[when] = answer_costs(read_latencies(folder), r_ves)
-    # Wall-clock times lie beside the tables, not among the results.
-    write_json(ctx.folder / writer.TABLES / EFFICIENCY, clock)
-    ctx.progress.advance(1)
-    ctx.metrics({"systems": len(data.systems)})
-
-
-def gather_report(ctx: Context) -> ReportData:
-    """The report's data, from the finished stages."""
     evaluations = _reported_evaluations(ctx)
-    pass_rates = _pass_rates(ctx)
+    curves = {}
+    for stage in TRAINING:
+        if stage in ctx.inputs:
+            lines = read_lines(ctx.inputs[stage] / "curves.jsonl")
+            curves[stage.upper()] = [row for _, row in lines]
+    rates: tuple[float, ...] = ()
+    if "difficulty" in ctx.inputs:
+        scored = frames.read(ctx.inputs["difficulty"] / frames.DATA)
+        rates = pass_rates(scored)
     data = report_of(ctx.recipe, evaluations, ctx.inputs["test"])
     tables = data.tables
     acting = deviations_table(ctx.recipe)
     if acting.rows:
         tables = (*tables, acting)
-    curves = {}
-    for stage in ("sft", "grpo"):
-        if stage in ctx.inputs:
-            lines = read_lines(ctx.inputs[stage] / "curves.jsonl")
-            curves[stage.upper()] = [row for _, row in lines]
-    return dataclasses.replace(
-        data, tables=tables, curves=curves, pass_rates=pass_rates, group=ctx.recipe.difficulty.group
-    )
+    group = ctx.recipe.difficulty.group
+    data = dataclasses.replace(data, tables=tables, curves=curves, pass_rates=rates, group=group)
+    writer.write_all(data, ctx.folder)
+    # Wall-clock times lie beside the tables, not among the results.
+    costs = {evaluation.name: read_answer_costs(evaluation.folder) for evaluation in evaluations}
+    write_json(ctx.folder / writer.TABLES / EFFICIENCY, costs)
+    ctx.progress.advance(1)
+    ctx.metrics({"systems": len(data.systems)})
 
 
 def _reported_evaluations(ctx: Context) -> list[ReportedEvaluation]:
@@ -85,12 +75,3 @@ def _training_examples(ctx: Context, stage: str) -> int:
 def _stage_metrics(ctx: Context, stage: str) -> Mapping[str, float]:
     metrics: Mapping[str, float] = read_json(ctx.inputs[stage] / "metrics.json")
     return metrics
-
-
-def _pass_rates(ctx: Context) -> tuple[float, ...]:
-    """The pass rates of the scored questions; () without difficulty scoring."""
-    if "difficulty" not in ctx.inputs:
-        return ()
-    scored = frames.read(ctx.inputs["difficulty"] / frames.DATA)
-    frame = scored.filter(pl.col("samples") > 0)
-    return tuple((frame["right"] / frame["samples"]).to_list())

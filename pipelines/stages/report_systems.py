@@ -10,11 +10,11 @@ from pipelines.core import frames
 from pipelines.core.files import read_json
 from pipelines.core.types import Trajectory
 from pipelines.databases.of_recipe import schemas, sql_engine
-from pipelines.evaluation.record_files import SELECTED, SINGLE_TURN, read_records
+from pipelines.evaluation.record_files import SELECTED, SINGLE_TURN, read_record_groups
 from pipelines.evaluation.voting import Rule
 from pipelines.recipe.config import Recipe
 from pipelines.report.data import ReportData, System, with_texts
-from pipelines.stages.context import examples
+from pipelines.stages.context import each_example
 from pipelines.stages.evaluation_texts import incomplete_benchmark
 
 
@@ -30,59 +30,25 @@ class ReportedEvaluation:
 
 def report_of(recipe: Recipe, evaluations: Sequence[ReportedEvaluation], test: Path) -> ReportData:
     """A report of evaluations on the questions of a finished `test` stage."""
+    facts = _settings_in_words(recipe)
     systems: list[System] = []
     for evaluation in evaluations:
-        systems += _systems(evaluation)
-    return _report(recipe, tuple(systems), test)
-
-
-def _systems(evaluation: ReportedEvaluation) -> Iterator[System]:
-    """The system of an evaluation and, if an endpoint chose among its samples, their answers as another."""
-    folder = evaluation.folder
-    name = evaluation.name
-    trained = evaluation.training_examples
-    missing = read_json(folder / "summary.json").get("left_out", {})
-    records = tuple(read_records(folder, "greedy", "sampled"))
-    selected = tuple(read_records(folder, SELECTED))
-    single_turn = tuple(read_records(folder, SINGLE_TURN))
-    frame = frames.read(folder / frames.DATA)
-    if records:
-        answers = frame.filter(pl.col("pass").is_in(("greedy", "sampled")))
-        trajectories = tuple(frames.from_frame(answers, Trajectory))
-        yield System(
-            name, records, trajectories, trained, left_out=missing, note=evaluation.note, single_turn=single_turn
-        )
-    if selected:
-        answers = frame.filter(pl.col("pass") == SELECTED)
-        trajectories = tuple(frames.from_frame(answers, Trajectory))
-        yield System(f"{name}, selected", selected, trajectories, trained, left_out=missing)
-
-
-def _report(recipe: Recipe, systems: tuple[System, ...], test: Path) -> ReportData:
+        systems += _read_systems(evaluation)
+    facts |= {f"model ({system.name})": system.note for system in systems if system.note}
     answered: set[str] = set()
     for system in systems:
         answered.update(record.example_id for record in system.records)
     questions = {}
-    for example in examples(test, "test"):
+    for example in each_example(test, "test"):
         if example.id in answered:
             questions[example.id] = example
-    models = {f"model ({system.name})": system.note for system in systems if system.note}
+    facts |= incomplete_benchmark(test, len(questions), recipe.benchmark)
     data = ReportData(
         title=recipe.name,
         equality=recipe.headline,
-        systems=systems,
+        systems=tuple(systems),
         examples=questions,
-        facts={
-            "recipe": recipe.name,
-            "benchmark": recipe.benchmark.name,
-            "seed": str(recipe.seed),
-            "protocol": recipe.protocol.name,
-            "schema": recipe.protocol.schema_view,
-            "turns at most": str(recipe.protocol.max_turns_eval),
-            "samples": _samples_in_words(recipe),
-            **models,
-            **incomplete_benchmark(test, len(questions), recipe.benchmark),
-        },
+        facts=facts,
         ks=recipe.evaluation.ks,
         rule=Rule.of(recipe.evaluation),
         metrics=recipe.evaluation.metrics,
@@ -93,9 +59,45 @@ def _report(recipe: Recipe, systems: tuple[System, ...], test: Path) -> ReportDa
         return with_texts(data, sql, schema)
 
 
-def _samples_in_words(recipe: Recipe) -> str:
-    samples = recipe.evaluation.samples
-    if not samples:
-        return "none"
-    sampling = recipe.evaluation.sampling
-    return f"{samples} at temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
+def _settings_in_words(recipe: Recipe) -> dict[str, str]:
+    """The settings that a report names."""
+    samples = "none"
+    if recipe.evaluation.samples:
+        sampling = recipe.evaluation.sampling
+        spread = f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
+        samples = f"{recipe.evaluation.samples} at {spread}"
+    return {
+        "recipe": recipe.name,
+        "benchmark": recipe.benchmark.name,
+        "seed": str(recipe.seed),
+        "protocol": recipe.protocol.name,
+        "schema": recipe.protocol.schema_view,
+        "turns at most": str(recipe.protocol.max_turns_eval),
+        "samples": samples,
+    }
+
+
+def _read_systems(evaluation: ReportedEvaluation) -> Iterator[System]:
+    """The system of an evaluation and, if an endpoint chose among its samples, their answers as another."""
+    folder = evaluation.folder
+    name = evaluation.name
+    trained = evaluation.training_examples
+    missing = read_json(folder / "summary.json").get("left_out", {})
+    answer_passes = ("greedy", "sampled")
+    records, selected, single_turn = read_record_groups(folder, answer_passes, (SELECTED,), (SINGLE_TURN,))
+    frame = frames.read(folder / frames.DATA)
+    if records:
+        answers = frame.filter(pl.col("pass").is_in(answer_passes))
+        yield System(
+            name,
+            tuple(records),
+            tuple(frames.from_frame(answers, Trajectory)),
+            trained,
+            left_out=missing,
+            note=evaluation.note,
+            single_turn=tuple(single_turn),
+        )
+    if selected:
+        answers = frame.filter(pl.col("pass") == SELECTED)
+        trajectories = tuple(frames.from_frame(answers, Trajectory))
+        yield System(f"{name}, selected", tuple(selected), trajectories, trained, left_out=missing)
