@@ -1,6 +1,7 @@
 """Metrics as pure functions of evaluation records: accuracy, pass@k and its kin, costs, schema linking.
 
-Broken records are left out everywhere. Where a question has several samples, it counts once, with its mean.
+Broken records are left out everywhere but in `accuracy_with_broken`. Where a question has several samples, it counts
+once, with its mean.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 from pipelines.core.registry import METRICS, metric
 from pipelines.core.types import ABSTENTION, StopReason, is_abstention
-from pipelines.evaluation.record import EpisodeRecord, text_digest
+from pipelines.evaluation.record import EpisodeRecord, Mode, text_digest
 from pipelines.evaluation.stats import Estimate, estimate
 from pipelines.evaluation.voting import PLAIN, Candidate, Rule, majority_at_k
 
@@ -45,6 +46,11 @@ class KPoint:
 def unbroken(records: Iterable[EpisodeRecord]) -> list[EpisodeRecord]:
     """The records that count: broken episodes are left out."""
     return [record for record in records if not record.broken]
+
+
+def of_mode(records: Iterable[EpisodeRecord], mode: Mode) -> list[EpisodeRecord]:
+    """The greedy records, or the sampled ones."""
+    return [record for record in records if record.mode == mode]
 
 
 def group(records: Iterable[EpisodeRecord], key: Callable[[EpisodeRecord], Key]) -> dict[Key, list[EpisodeRecord]]:
@@ -89,6 +95,29 @@ def execution_accuracy(records: Iterable[EpisodeRecord], equality: str, seed: in
     return mean_by_question(records, lambda record: record.score(equality), seed)
 
 
+def accuracies(records: Sequence[EpisodeRecord], seed: int = 0) -> dict[str, Estimate]:
+    """EX under each equality that the records were judged by."""
+    by_equality: dict[str, Estimate] = {}
+    if not records:
+        return by_equality
+    for equality in records[0].scores:
+        accuracy = execution_accuracy(records, equality, seed)
+        if accuracy is not None:
+            by_equality[equality] = accuracy
+    return by_equality
+
+
+def accuracy_with_broken(records: Sequence[EpisodeRecord], equality: str) -> float:
+    """EX with broken episodes counted as wrong: of the greedy episodes, or of the samples if there are none."""
+    counted = of_mode(records, "greedy") or records
+    groups = group(counted, lambda record: record.example_id)
+    means = []
+    for members in groups.values():
+        scores = [0.0 if record.broken else record.score(equality) for record in members]
+        means.append(statistics.fmean(scores))
+    return statistics.fmean(means)
+
+
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """The chance that k of n samples hold a correct one: 1 - C(n - c, k) / C(n, k) (Chen et al., 2021, equation 1)."""
     if not (0 <= correct <= n and 1 <= k <= n):
@@ -96,11 +125,24 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
+def k_points(
+    records: Sequence[EpisodeRecord], equality: str, ks: Iterable[int], rule: Rule = PLAIN, seed: int = 0
+) -> tuple[KPoint, ...]:
+    """The points of the curves over k, by ascending k; without those that no question has enough samples for."""
+    points = []
+    for k in sorted(set(ks)):
+        point = k_point(records, equality, k, rule, seed)
+        if point is not None:
+            points.append(point)
+    return tuple(points)
+
+
 def k_point(
     records: Iterable[EpisodeRecord], equality: str, k: int, rule: Rule = PLAIN, seed: int = 0
 ) -> KPoint | None:
     """pass@k, average@k and majority@k over the questions that have at least k unbroken samples; None without any."""
     groups = [members for members in by_question(records).values() if len(members) >= k]
+    databases = _databases(groups)
     passed = []
     averages = []
     votes = []
@@ -109,8 +151,8 @@ def k_point(
         passed.append(pass_at_k(len(members), n_right, k))
         first_scores = [record.score(equality) for record in members[:k]]
         averages.append(statistics.fmean(first_scores))
-        votes.append(majority_at_k(candidates(members, equality), k, rule, seed))
-    databases = _databases(groups)
+        voters = candidates(members, equality)
+        votes.append(majority_at_k(voters, k, rule, seed))
     vote_scores = [vote.score for vote in votes]
     pass_at = estimate(passed, databases, seed)
     average_at = estimate(averages, databases, seed)

@@ -53,6 +53,10 @@ class Estimate:
     n_clusters: int  # databases that they are about
     method: Method  # method of the interval
 
+    def named(self, name: str) -> dict[str, float]:
+        """The mean under a name, and its bounds under NAME_low and NAME_high."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Paired:

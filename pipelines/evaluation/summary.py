@@ -1,34 +1,20 @@
 """One system's evaluation as a table of figures: serialisable, with every interval beside its figure."""
 
 import dataclasses
-import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pipelines.core.types import HARDNESS_LEVELS, StopReason
 from pipelines.evaluation import metrics
 from pipelines.evaluation.metrics import KPoint, Measure, Spread
-from pipelines.evaluation.record import EpisodeRecord, Mode
+from pipelines.evaluation.record import EpisodeRecord
+from pipelines.evaluation.slices import Level, Slicer, gold_links, predicted_links
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.voting import PLAIN, Rule
 from pipelines.sql.diagnoses import ERROR_CLASSES
 from pipelines.sql.scoring import DIFFICULTIES
 
 KS = (1, 2, 4, 8)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Level:
-    """The figures of one slice of the questions (a hardness level, a database, a number of schema links)."""
-
-    name: str
-    n: int
-    ex: Estimate | None
-    sampled: Estimate | None
-    turns: Spread | None
-    tokens_in: Spread | None
-    tokens_out: Spread | None
-    reasoning_chars: Spread | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +51,21 @@ class Summary:
     def headline(self) -> Estimate | None:
         """Greedy EX under the headline equality; the sampled mean when there are no greedy episodes."""
         return self.ex.get(self.equality, self.sampled)
+
+    def headline_figures(self) -> dict[str, float]:
+        """The few numbers of the end-of-run table, by the headline equality, each with its interval."""
+        numbers = _flat_measure("ex", self.ex.get(self.equality))
+        numbers |= _flat_measure("ex_sampled", self.sampled)
+        if self.points:
+            last = self.points[-1]
+            numbers["k"] = last.k
+            numbers["majority"] = last.majority_at.value
+            numbers["pass_at_k"] = last.pass_at.value
+        for name, metric in (("turns", "turns"), ("tokens", "tokens_out")):
+            value = metrics.value_of(self.measured.get(metric))
+            if value is not None:
+                numbers[name] = value
+        return numbers
 
     def flat(self) -> dict[str, float]:
         """The figures as a flat mapping of numbers, for a stage's `metrics.json` and for a tracker."""
@@ -112,7 +113,7 @@ def _flat_measure(name: str, measure: Measure | None) -> dict[str, float]:
     if isinstance(measure, Spread):
         return {f"{name}_mean": measure.mean}
     if isinstance(measure, Estimate):
-        return {name: measure.value, f"{name}_low": measure.low, f"{name}_high": measure.high}
+        return measure.named(name)
     return {name: measure}
 
 
@@ -136,56 +137,35 @@ def summarise(
     if not records:
         raise ValueError("there is nothing to summarise")
     good = metrics.unbroken(records)
-    greedy = _of_mode(good, "greedy")
-    sampled = _of_mode(good, "sampled")
+    n_broken = len(records) - len(good)
+    ex_with_broken = None
+    if n_broken:
+        ex_with_broken = metrics.accuracy_with_broken(records, equality)
+    greedy = metrics.of_mode(good, "greedy")
+    sampled = metrics.of_mode(good, "sampled")
     main = greedy or sampled
     errors, hints = _errors_and_hints(main, equality)
     slicer = Slicer(good, equality, seed)
-    n_broken = len(records) - len(good)
     return Summary(
         equality=equality,
         n_questions=len({record.example_id for record in good}),
         n_databases=len({record.database for record in good}),
         n_broken=n_broken,
         failures=_counts(record.failure for record in records if record.failure is not None),
-        ex=_accuracies(greedy, seed),
+        ex=metrics.accuracies(greedy, seed),
         sampled=metrics.execution_accuracy(sampled, equality, seed),
-        points=_points(sampled, equality, ks, rule, seed),
+        points=metrics.k_points(sampled, equality, ks, rule, seed),
         measured=metrics.measured(main, equality, seed, more),
         errors=errors,
         hints=hints,
         by_hardness=slicer.levels(lambda record: record.hardness, HARDNESS_LEVELS),
         by_difficulty=slicer.levels(lambda record: record.difficulty, DIFFICULTIES),
         by_database=slicer.levels(lambda record: record.database),
-        by_links=slicer.levels(_gold_links),
-        by_predicted_links=slicer.levels(_predicted_links),
+        by_links=slicer.levels(gold_links),
+        by_predicted_links=slicer.levels(predicted_links),
         n_unasked=sum(record.stop is StopReason.UNASKED for record in records),
-        ex_with_broken=_accuracy_with_broken(records, equality) if n_broken else None,
+        ex_with_broken=ex_with_broken,
     )
-
-
-def _accuracies(greedy: Sequence[EpisodeRecord], seed: int) -> dict[str, Estimate]:
-    """EX of greedy episodes under each equality that they were judged by."""
-    accuracies: dict[str, Estimate] = {}
-    if not greedy:
-        return accuracies
-    for equality in greedy[0].scores:
-        accuracy = metrics.execution_accuracy(greedy, equality, seed)
-        if accuracy is not None:
-            accuracies[equality] = accuracy
-    return accuracies
-
-
-def _points(
-    sampled: Sequence[EpisodeRecord], equality: str, ks: Sequence[int], rule: Rule, seed: int
-) -> tuple[KPoint, ...]:
-    """The points of the curves over k, by ascending k; without those that no question has enough samples for."""
-    points = []
-    for k in sorted(set(ks)):
-        point = metrics.k_point(sampled, equality, k, rule, seed)
-        if point is not None:
-            points.append(point)
-    return tuple(points)
 
 
 def _errors_and_hints(records: Sequence[EpisodeRecord], equality: str) -> tuple[dict[str, int], dict[str, int]]:
@@ -201,73 +181,8 @@ def _errors_and_hints(records: Sequence[EpisodeRecord], equality: str) -> tuple[
     return by_class, _counts(hints)
 
 
-def _of_mode(records: Iterable[EpisodeRecord], mode: Mode) -> list[EpisodeRecord]:
-    return [record for record in records if record.mode == mode]
-
-
 def _counts(words: Iterable[str]) -> dict[str, int]:
     """The number of times that each word comes, the most frequent first."""
     counts = Counter(words)
     by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
     return {word: counts[word] for word in by_frequency}
-
-
-def _gold_links(record: EpisodeRecord) -> str:
-    """The number of columns that gold reads, as text that sorts: "   2", "  10"; "" without a gold schema."""
-    if record.linking is None:
-        return ""
-    return f"{record.linking.columns.gold:4d}"
-
-
-def _predicted_links(record: EpisodeRecord) -> str:
-    """The number of columns that the answer reads, as text that sorts; "" without a gold schema."""
-    if record.linking is None:
-        return ""
-    return f"{record.linking.columns.predicted:4d}"
-
-
-def _accuracy_with_broken(records: Sequence[EpisodeRecord], equality: str) -> float:
-    """EX with broken episodes counted as wrong: of the greedy episodes, or of the samples if there are none."""
-    counted = _of_mode(records, "greedy") or records
-    groups = metrics.group(counted, lambda record: record.example_id)
-    means = []
-    for members in groups.values():
-        scores = [0.0 if record.broken else record.score(equality) for record in members]
-        means.append(statistics.fmean(scores))
-    return statistics.fmean(means)
-
-
-@dataclasses.dataclass(frozen=True)
-class Slicer:
-    """The figures of slices of unbroken records."""
-
-    records: Sequence[EpisodeRecord]
-    equality: str
-    seed: int
-
-    def levels(self, name_of: Callable[[EpisodeRecord], str], order: Sequence[str] = ()) -> tuple[Level, ...]:
-        """The figures of each slice, in the given order, then by name; records without a name are in none."""
-        groups = metrics.group(self.records, name_of)
-        groups.pop("", None)
-        names = [name for name in order if name in groups]
-        names += sorted(set(groups) - set(order))
-        return tuple(self._level(name, groups[name]) for name in names)
-
-    def _level(self, name: str, records: Sequence[EpisodeRecord]) -> Level:
-        greedy = _of_mode(records, "greedy")
-        sampled = _of_mode(records, "sampled")
-        main = greedy or sampled
-        return Level(
-            name=name.strip(),
-            n=len({record.example_id for record in records}),
-            ex=metrics.execution_accuracy(greedy, self.equality, self.seed),
-            sampled=metrics.execution_accuracy(sampled, self.equality, self.seed),
-            turns=_cost(main, "turns"),
-            tokens_in=_cost(main, "tokens_in"),
-            tokens_out=_cost(main, "tokens_out"),
-            reasoning_chars=_cost(main, "reasoning_chars"),
-        )
-
-
-def _cost(records: Sequence[EpisodeRecord], name: str) -> Spread | None:
-    return metrics.cost(records, metrics.EPISODE_METRICS[name].value)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipelines.evaluation.measures import Points, curve_points, moving_average
+from pipelines.evaluation.slices import Level
 from pipelines.evaluation.stats import Estimate
-from pipelines.evaluation.summary import Level, Summary
+from pipelines.evaluation.summary import Summary
 from pipelines.report import charts, formats
 from pipelines.report.charts import Html
 from pipelines.report.data import ReportData

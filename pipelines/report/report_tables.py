@@ -10,7 +10,8 @@ from pipelines.core.registry import METRICS
 from pipelines.evaluation.measures import SMOOTH, curve_points, steps_to
 from pipelines.evaluation.metrics import data_efficiency, execution_accuracy, unbroken, value_of
 from pipelines.evaluation.paired_comparison import Comparison
-from pipelines.evaluation.summary import Level, Summary
+from pipelines.evaluation.slices import Level
+from pipelines.evaluation.summary import Summary
 from pipelines.report import formats
 from pipelines.report.data import ReportData, System
 from pipelines.report.formats import Cell, ReportTable, TableColumn

@@ -8,7 +8,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipelines.benchmarks.prompt_schema import Schemas
 from pipelines.core.registry import EQUALITIES
 from pipelines.core.types import Example, ExecutionResult, ExecutionStatus
 from pipelines.curation.gold_schema import gold_schemas
@@ -20,6 +19,7 @@ from pipelines.evaluation.voting import signature
 from pipelines.recipe.config import MERGE
 from pipelines.sql.engine import SqlEngine
 from pipelines.stages.context import Context
+from pipelines.stages.evaluation_episodes import Judge
 from pipelines.teachers import experts
 
 NO_RESULT = ExecutionResult(ExecutionStatus.ERROR, error="no final SQL", error_class="empty")
@@ -59,8 +59,11 @@ def select_answers(
         asker = Asker.named(selector.removeprefix(MERGE), ctx.responses)
         if selector.startswith(MERGE):
             texts = experts.merge_answers(asker, cases, read_schema, sign, sql.execute_many)
-            sampled_questions = {question: by_id[question] for question in samples}
-            selected += _evaluate_merged(ctx, asker, sampled_questions, texts, sql, read_schema, gold)
+            merged = []
+            for question, text in zip(samples, texts, strict=True):
+                merged.append(evaluate.of_prediction(question, text or None, asker.name))
+            judge = Judge(ctx.recipe, sql, read_schema, gold_schemas(gold))
+            selected += judge(SELECTED, "greedy", [by_id[question] for question in samples], merged)
         else:
             choices = experts.choose_answers(asker, cases, read_schema, sign)
             for members, choice in zip(samples.values(), choices, strict=True):
@@ -72,28 +75,6 @@ def select_answers(
     for name, number in asker.take_used().items():
         figures[f"selector_{name}"] = number
     return SelectedAnswers(selected, figures)
-
-
-def _evaluate_merged(
-    ctx: Context,
-    asker: Asker,
-    questions: Mapping[str, Example],
-    texts: Sequence[str],
-    sql: SqlEngine,
-    read_schema: Schemas,
-    gold: Path | None,
-) -> list[EvaluatedEpisode]:
-    """The episodes of merged answers, one a question, in order."""
-    trajectories = []
-    for question, text in zip(questions, texts, strict=True):
-        trajectories.append(evaluate.of_prediction(question, text or None, asker.name))
-    records = evaluate.evaluate(
-        trajectories, questions, sql, read_schema, ctx.recipe.equalities, "greedy", gold_schemas(gold)
-    )
-    episodes = []
-    for trajectory, record in zip(trajectories, records, strict=True):
-        episodes.append(EvaluatedEpisode(SELECTED, trajectory, record))
-    return episodes
 
 
 def _unbroken_samples(episodes: Sequence[EvaluatedEpisode]) -> dict[str, list[EvaluatedEpisode]]:

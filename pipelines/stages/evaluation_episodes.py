@@ -11,6 +11,7 @@ from pipelines.curation.gold_schema import gold_schemas
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.evaluation import evaluate
 from pipelines.evaluation.error_analysis import Schemas
+from pipelines.evaluation.record import Mode
 from pipelines.evaluation.record_files import EvaluatedEpisode
 from pipelines.recipe.config import Recipe
 from pipelines.rollout.engine import episode_seed
@@ -25,7 +26,7 @@ from pipelines.stages.shards import Run
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges the trajectories of a pass."""
+    """Judges the trajectories of a policy."""
 
     recipe: Recipe
     sql: SqlEngine
@@ -33,9 +34,9 @@ class Judge:
     gold_schemas: Mapping[str, SchemaItems] | None  # by question; None takes the gold SQL's own items
 
     def __call__(
-        self, evaluation_pass: EvaluationPass, questions: Sequence[Example], trajectories: Sequence[Trajectory]
+        self, pass_name: str, mode: Mode, questions: Sequence[Example], trajectories: Sequence[Trajectory]
     ) -> list[EvaluatedEpisode]:
-        """The trajectories over some questions with their records, in order."""
+        """The trajectories of a pass over some questions with their records, in order."""
         by_id = {question.id: question for question in questions}
         records = evaluate.evaluate(
             trajectories,
@@ -43,11 +44,11 @@ class Judge:
             self.sql,
             self.schema,
             self.recipe.equalities,
-            evaluation_pass.mode,
+            mode,
             self.gold_schemas,
         )
         return [
-            EvaluatedEpisode(evaluation_pass.name, trajectory, record)
+            EvaluatedEpisode(pass_name, trajectory, record)
             for trajectory, record in zip(trajectories, records, strict=True)
         ]
 
@@ -91,7 +92,7 @@ def make_evaluation_run(
         episodes: list[EvaluatedEpisode] = []
         for evaluation_pass in passes(recipe):
             trajectories = answer(questions, evaluation_pass, timing)
-            episodes += judge(evaluation_pass, questions, trajectories)
+            episodes += judge(evaluation_pass.name, evaluation_pass.mode, questions, trajectories)
         write_lines(path, (episode.shard_row() for episode in episodes))
         scores = [episode.record.score(recipe.headline) for episode in episodes if episode.pass_name == "greedy"]
         return f"greedy {100 * sum(scores) / max(1, len(scores)):.0f} %"

@@ -8,13 +8,11 @@ from pipelines.core import frames
 from pipelines.core.files import write_json, write_lines
 from pipelines.core.types import Example, to_dict
 from pipelines.databases.of_recipe import sql_engine
-from pipelines.evaluation import summary
-from pipelines.evaluation.metrics import execution_accuracy, unbroken, value_of
+from pipelines.evaluation.metrics import execution_accuracy, unbroken
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.record_files import RECORDS, SELECTED, SINGLE_TURN, EvaluatedEpisode
-from pipelines.evaluation.stats import Estimate
+from pipelines.evaluation.summary import summarise
 from pipelines.evaluation.voting import Rule
-from pipelines.recipe.config import Recipe
 from pipelines.sql.engine import Pair
 from pipelines.sql.equalities.official import r_ves
 from pipelines.stages.answer_latency import EFFICIENCY
@@ -48,24 +46,23 @@ def _write_figures(ctx: Context, episodes: Sequence[EvaluatedEpisode], selector_
     """Write `summary.json`, and the stage's metrics."""
     recipe = ctx.recipe
     settings = recipe.evaluation
-    evaluated = _records_of(episodes, "greedy", "sampled")
-    figures = summary.summarise(
-        evaluated, recipe.headline, settings.ks, Rule.of(settings), recipe.seed, settings.metrics
-    )
-    figures = dataclasses.replace(figures, left_out=count_left_out(ctx.inputs["test"]))
-    write_json(ctx.folder / "summary.json", to_dict(figures))
     at_once = _records_of(episodes, SINGLE_TURN)
-    probing = [record for record in at_once if record.needs_probe]
-    ctx.metrics(
-        {
-            **headline(figures),
-            **figures.flat(),
-            **_accuracy("ex_at_once", at_once, recipe),
-            **_accuracy("ex_at_once_probe", probing, recipe),
-            **selector_figures,
-            **_accuracy("ex_selected", _records_of(episodes, SELECTED), recipe),
-        }
-    )
+    other_answers = {
+        "ex_at_once": at_once,
+        "ex_at_once_probe": [record for record in at_once if record.needs_probe],
+        "ex_selected": _records_of(episodes, SELECTED),
+    }
+    more_figures = dict(selector_figures)
+    for name, records in other_answers.items():
+        accuracy = execution_accuracy(unbroken(records), recipe.headline, recipe.seed)
+        if accuracy is not None:
+            more_figures |= accuracy.named(name)
+    evaluated = _records_of(episodes, "greedy", "sampled")
+    left_out = count_left_out(ctx.inputs["test"])
+    figures = summarise(evaluated, recipe.headline, settings.ks, Rule.of(settings), recipe.seed, settings.metrics)
+    figures = dataclasses.replace(figures, left_out=left_out)
+    write_json(ctx.folder / "summary.json", to_dict(figures))
+    ctx.metrics({**figures.headline_figures(), **figures.flat(), **more_figures})
 
 
 def _write_efficiency(ctx: Context, questions: Sequence[Example], episodes: Sequence[EvaluatedEpisode]) -> None:
@@ -88,32 +85,3 @@ def _write_efficiency(ctx: Context, questions: Sequence[Example], episodes: Sequ
 
 def _records_of(episodes: Sequence[EvaluatedEpisode], *pass_names: str) -> list[EpisodeRecord]:
     return [episode.record for episode in episodes if episode.pass_name in pass_names]
-
-
-def _accuracy(name: str, evaluated: Sequence[EpisodeRecord], recipe: Recipe) -> dict[str, float]:
-    """EX with its bounds under these names; {} if there are no records."""
-    estimate = execution_accuracy(unbroken(evaluated), recipe.headline, recipe.seed)
-    return _bounded(name, estimate)
-
-
-def _bounded(name: str, estimate: Estimate | None) -> dict[str, float]:
-    """A figure with the bounds of its interval; {} if there is none."""
-    if estimate is None:
-        return {}
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-
-
-def headline(figures: summary.Summary) -> dict[str, float]:
-    """The few numbers of the end-of-run table, by the recipe's equality, each with its interval."""
-    values = _bounded("ex", figures.ex.get(figures.equality))
-    values |= _bounded("ex_sampled", figures.sampled)
-    if figures.points:
-        last = figures.points[-1]
-        values["k"] = last.k
-        values["majority"] = last.majority_at.value
-        values["pass_at_k"] = last.pass_at.value
-    for name, metric in (("turns", "turns"), ("tokens", "tokens_out")):
-        value = value_of(figures.measured.get(metric))
-        if value is not None:
-            values[name] = value
-    return values

@@ -57,7 +57,8 @@ class MalformedGuard:
                 questions = [question for question in self._shards.part(index) if question.id not in self._first]
                 for evaluation_pass in passes(recipe):
                     unasked = _unasked_trajectories(evaluation_pass, questions, policy_name)
-                    rows += [episode.shard_row() for episode in judge(evaluation_pass, questions, unasked)]
+                    episodes = judge(evaluation_pass.name, evaluation_pass.mode, questions, unasked)
+                    rows += [episode.shard_row() for episode in episodes]
                 with replacing(self._shards.path(index)) as new_file:
                     write_lines(new_file, rows)
         say(f"the first {FIRST_EPISODES} questions got malformed answers only: the others are not asked")
