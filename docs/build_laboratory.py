@@ -62,7 +62,7 @@ def _tested(name: str, source: paper_tables.PaperTable, store: Store, words: Seq
 
     filled = tuple(sweep_plan.fill(cells, store, look, lambda line: None))
     sweep = dataclasses.replace(empty, cells=filled)
-    decided = tuple(report.contrast_results(sweep)) if filled else ()
+    decided = sweep.contrasts if filled else ()
     seconds, settings = sum(_trainings(plans.values()).values()), _settings(source.claim, cells)
     made_by = _made_by(plans.values(), store)
     return Tested(name, source.claim, sweep, decided, seconds, settings, made_by, title=source.title)

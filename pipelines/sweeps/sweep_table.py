@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from pipelines.evaluation import measures, stats
 from pipelines.evaluation.measures import SMOOTH, FinishedEvaluation, Measure, Points, curve_points, moving_average
@@ -71,6 +71,19 @@ class Sweep:
         """The values of the axis that rows average over; () without such an axis."""
         seeds = [cell.values[SEED] for cell in self.cells if SEED in cell.values]
         return tuple(dict.fromkeys(seeds))
+
+    @cached_property
+    def contrasts(self) -> tuple[ContrastResult, ...]:
+        """The result of each contrast of the claim; () without a claim."""
+        if self.claim is None:
+            return ()
+        runs: dict[str, dict[str, FinishedEvaluation]] = {}
+        for cell in self.cells:
+            if cell.run is not None:
+                runs_by_seed = runs.setdefault(cell.values[ROW], {})
+                runs_by_seed[cell.seed] = cell.run
+        seeds = self.seeds or ("",)
+        return tuple(claims.decide_contrasts(self.claim, runs, seeds))
 
     def rows(self) -> list[SweepRow]:
         """The rows in the order of their first cells."""
@@ -299,19 +312,6 @@ def _table_notes(sweep: Sweep) -> Iterator[str]:
         yield f"The paper's figures are of {', '.join(dict.fromkeys(benchmarks))}."
 
 
-def contrast_results(sweep: Sweep) -> list[ContrastResult]:
-    """The result of each contrast of the sweep's claim; [] without a claim."""
-    if sweep.claim is None:
-        return []
-    runs: dict[str, dict[str, FinishedEvaluation]] = {}
-    for cell in sweep.cells:
-        if cell.run is not None:
-            runs_by_seed = runs.setdefault(cell.values[ROW], {})
-            runs_by_seed[cell.seed] = cell.run
-    seeds = sweep.seeds or ("",)
-    return claims.decide_contrasts(sweep.claim, runs, seeds)
-
-
 def verdict_table(sweep: Sweep) -> ReportTable:
     """The contrasts of the sweep's claim, each with its interval and its verdict."""
     columns = (
@@ -325,9 +325,8 @@ def verdict_table(sweep: Sweep) -> ReportTable:
     )
     if sweep.claim is None:
         return ReportTable("verdict", "", columns, ())
-    results = contrast_results(sweep)
-    rows = tuple(_verdict_row(result) for result in results)
-    overall = claims.overall_verdict([result.verdict for result in results])
+    rows = tuple(_verdict_row(result) for result in sweep.contrasts)
+    overall = claims.overall_verdict([result.verdict for result in sweep.contrasts])
     return ReportTable("verdict", sweep.claim.text, columns, rows, f"{overall}. {sweep.claim.reading}")
 
 
