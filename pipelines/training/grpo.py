@@ -117,10 +117,11 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
     grpo = plan.recipe.grpo
     rows = grpo.questions_per_step * grpo.group
     micro, accumulate = samples.split_batch(rows, grpo.micro_batch, trainer.world_size())
+    n_steps = samples.grpo_steps(grpo, questions)
     # A loss that TRL does not have leaves TRL the penalty on leaving the reference: its mean is over all tokens then.
     loss_type = LOSSES[grpo.loss].trl or "dapo"
     return GRPOConfig(
-        **trainer.common(plan, samples.grpo_steps(grpo, questions), _save_steps(grpo)),
+        **trainer.common(plan, n_steps, _save_steps(grpo)),
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=accumulate,
         steps_per_generation=accumulate,

@@ -19,7 +19,7 @@ from pipelines.curation.gold_schema import gold_schemas
 from pipelines.endpoints.log import RESPONSES
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.recipe.config import Recipe
-from pipelines.rewards.panel import Rewards, Rubric
+from pipelines.rewards.panel import Rewards
 from pipelines.rollout.engine import MAX_LEADING_FAILURES, episode_seed
 from pipelines.rollout.episode import EpisodeRequest
 from pipelines.rollout.policies import factories
@@ -132,7 +132,7 @@ class Rollouts:
         self.policy = policy
         self.environment = environment
         self.gold_schemas = gold_schemas
-        self.rubric = Rubric(plan.recipe.rewards)
+        self.rubric = environment.rubric
         store = plan.out.parent.parent
         self.grade = GradeSource(plan.recipe.rewards, store / RESPONSES)
         # Engines live as long as the run: they keep the prompts of the questions that come again.
