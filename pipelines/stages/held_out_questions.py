@@ -1,4 +1,4 @@
-"""The held-out questions of a recipe's benchmark, from stages that are made unless the store has them."""
+"""The held-out questions that a policy is asked, from stages that are made unless the store has them."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,8 @@ from pipelines.core.store import Store
 from pipelines.core.types import Example
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph, stage_making
+from pipelines.stages.answerer import Answerer
+from pipelines.stages.call_estimate import CallEstimate, estimate_calls
 from pipelines.stages.context import Progress, examples
 from pipelines.stages.stage import StageResult
 
@@ -20,6 +22,7 @@ class HeldOutQuestions:
     test: StageResult
     test_schema: StageResult | None
     questions: Sequence[Example]
+    estimate: CallEstimate  # the most that the policy is asked
 
     @property
     def keys(self) -> dict[str, str | None]:
@@ -28,10 +31,15 @@ class HeldOutQuestions:
 
 
 @contextlib.contextmanager
-def held_out_questions(recipe: Recipe, store: Store, progress: Progress) -> Iterator[HeldOutQuestions]:
+def held_out_questions(
+    recipe: Recipe, store: Store, answerer: Answerer, progress: Progress
+) -> Iterator[HeldOutQuestions]:
     """The questions of the recipe's first benchmark, whose stages are claimed for the time of the block.
 
     No training questions are needed.
+
+    Raises:
+        RecipeError: the policy cannot answer some of the questions.
     """
     with_evaluation = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
     steps = graph.plan(with_evaluation, store, among=("test", "test_schema"))
@@ -40,4 +48,6 @@ def held_out_questions(recipe: Recipe, store: Store, progress: Progress) -> Iter
         results = {step.name: stage_making.execute(step, recipe, store, progress, steps) for step in steps}
         test = results["test"]
         questions = examples(test.folder, "test")
-        yield HeldOutQuestions(test, results.get("test_schema"), questions)
+        answerer.require_playable(questions)
+        estimate = estimate_calls(recipe, len(questions), answerer.entry, progress.say)
+        yield HeldOutQuestions(test, results.get("test_schema"), questions, estimate)

@@ -22,7 +22,7 @@ from pipelines.recipe.recipes import digest
 from pipelines.report import writer
 from pipelines.stages.answer_latency import read_latencies
 from pipelines.stages.answerer import Answerer
-from pipelines.stages.call_estimate import CallEstimate, estimate_calls
+from pipelines.stages.call_estimate import CallEstimate
 from pipelines.stages.context import Context, Progress
 from pipelines.stages.evaluation_keys import evaluation_facts, without_selector
 from pipelines.stages.evaluation_lines import cost_table, result_lines
@@ -51,11 +51,8 @@ def estimate_benchmarks(
     """The most that an evaluation asks on each benchmark of the recipe; only questions are read."""
     estimates = {}
     for single in _single_benchmarks(recipe):
-        with held_out_questions(single, store, progress) as held_out:
-            questions = held_out.questions
-            answerer.require_playable(questions)
-            estimate = estimate_calls(single, len(questions), answerer.entry, progress.say)
-            estimates[single.benchmark.name] = estimate
+        with held_out_questions(single, store, answerer, progress) as held_out:
+            estimates[single.benchmark.name] = held_out.estimate
     return estimates
 
 
@@ -94,9 +91,7 @@ def evaluate_benchmark(recipe: Recipe, store: Store, answerer: Answerer, progres
     """
     facts = evaluation_facts(recipe, store, answerer)
     answers = store.root / ANSWERS / digest(facts.answers)
-    with held_out_questions(recipe, store, progress) as held_out:
-        answerer.require_playable(held_out.questions)
-        estimate_calls(recipe, len(held_out.questions), answerer.entry, progress.say)
+    with held_out_questions(recipe, store, answerer, progress) as held_out:
         about = {**facts.answers, **facts.verdicts, **held_out.keys}
         key = digest(about)
         waiting = functools.partial(progress.say, "another run makes this evaluation; waiting")

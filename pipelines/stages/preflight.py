@@ -12,7 +12,7 @@ from pipelines.rollout.checkpoint_files import require_files
 from pipelines.rollout.gguf_model import is_gguf, read_header
 from pipelines.rollout.policies.factories import require_policy, teaching
 from pipelines.stages.asked_endpoints import require_endpoints
-from pipelines.stages.stage import Step
+from pipelines.stages.stage import Step, benchmarks_by_stage
 from pipelines.training import combinations
 from pipelines.training.hardware import require_training_hardware
 
@@ -69,8 +69,7 @@ def _sources_to_read(recipe: Recipe, names: Set[str]) -> dict[str, Source]:
     sources: dict[str, Source] = {}
     if "data" in names:
         sources |= recipe.data.pools
-    for index, benchmark in enumerate(recipe.data.test):
-        step = f"test.{benchmark.name}" if index else "test"
-        if step in names:
+    for index, (stage, benchmark) in enumerate(benchmarks_by_stage(recipe).items()):
+        if stage in names:
             sources[f"data.test.{index}"] = benchmark
     return sources

@@ -15,6 +15,7 @@ from pipelines.recipe.config import Recipe
 from pipelines.rollout.gguf_model import is_gguf
 from pipelines.stages.context import each_example
 from pipelines.stages.gguf_folders import gguf_folder
+from pipelines.stages.stage import benchmarks_by_stage
 
 log = logging.getLogger(__name__)
 SHOWN = 5  # databases that a message names
@@ -97,10 +98,8 @@ def bounded_pools(recipe: Recipe) -> list[BoundedPool]:
         sft_budgets |= rollout_budgets
     pools = [BoundedPool("sft", "data", "sft", sft_budgets), BoundedPool("rl", "data", "rl", rollout_budgets)]
     evaluation_budgets = {"evaluation.sampling.episode_tokens": recipe.evaluation.sampling.episode_tokens}
-    for index, benchmark in enumerate(recipe.data.test):
-        name = str(benchmark.name)
-        step = f"test.{name}" if index else "test"
-        pools.append(BoundedPool(name, step, "test", evaluation_budgets))
+    for stage, benchmark in benchmarks_by_stage(recipe).items():
+        pools.append(BoundedPool(str(benchmark.name), stage, "test", evaluation_budgets))
     return [pool for pool in pools if pool.budgets]
 
 

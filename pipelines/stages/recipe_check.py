@@ -20,6 +20,7 @@ from pipelines.rewards.panel import Rubric
 from pipelines.sql import health as gold_health
 from pipelines.stages import graph, prompt_fit, stage_making
 from pipelines.stages.context import TRAINED, Progress, examples
+from pipelines.stages.stage import benchmarks_by_stage
 
 NO_PATH = "{} without a path: these questions are not checked"
 POOLS = ("sft", "rl", "dev", "test")
@@ -131,9 +132,8 @@ def read_questions(recipe: Recipe, store: Store, progress: Progress) -> CheckedQ
 def stages_with_questions(recipe: Recipe, say: Say) -> set[str]:
     """The stages whose questions are checked: all of them, or those with a path while others have none."""
     keys = {"data": list(recipe.data.pools)}
-    for place, benchmark in enumerate(recipe.data.test):
-        name = f"test.{benchmark.name}" if place else "test"
-        keys[name] = [f"data.test.{place}"]
+    for index, stage in enumerate(benchmarks_by_stage(recipe)):
+        keys[stage] = [f"data.test.{index}"]
     stages = {stage.name for stage in graph.active(recipe)} & keys.keys()
     without_path = set(recipe.data.without_path)
     left_out = {name for name in stages if without_path.issuperset(keys[name])}

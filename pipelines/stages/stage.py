@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.recipe.config import Recipe
+from pipelines.recipe.config import Benchmark, Recipe
 
 CACHED = "cached"  # why a stage need not run
 
@@ -16,6 +16,12 @@ def kind_of(name: str) -> str:
 def benchmark_of(name: str) -> str:
     """The benchmark that a stage is for, if it is not the first; "" for any other stage."""
     return name.partition(".")[2]
+
+
+def benchmarks_by_stage(recipe: Recipe) -> dict[str, Benchmark]:
+    """The benchmarks, in order, by the names of the stages that hold their questions: "test", then "test.NAME"."""
+    first, *others = recipe.data.test
+    return {"test": first} | {f"test.{benchmark.name}": benchmark for benchmark in others}
 
 
 def seen_by(name: str, recipe: Recipe) -> Recipe:
