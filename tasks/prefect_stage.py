@@ -1,4 +1,7 @@
-"""The Prefect task around one stage: its name in the UI, its retries, its progress; `tasks/run.py` makes the stage."""
+"""The Prefect task around one stage: its name in the UI, its retries, its progress; `tasks/run.py` makes the stage.
+
+And what the UI shows of a walk through the stages, finished or not.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,31 @@ import contextvars
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 from prefect.assets import materialize
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Completed
+from prefect.utilities.annotations import quote
 
 from pipelines.core.errors import BoundaryError, ResourceError, StoppedError
 from pipelines.core.store import Store
 from pipelines.recipe.config import Recipe
-from pipelines.stages.stage import StageResult, Step
+from pipelines.stages.stage import StageResult, Step, benchmark_of
 from tasks import contracts, events
 from tasks.contracts import contract_markdown
 from tasks.prefect_server import retry_until_reachable
@@ -204,3 +214,37 @@ def run_stage(step: Step, walk: Walk, needs: Sequence[StageResult]) -> Any:
         return Completed(name="Cached", data=result)
     log.info("%s: made in %.1f s, %s", step.name, time.perf_counter() - started, result.folder)
     return result
+
+
+def run_in_task(step: Step, walk: Walk, needs: list[StageResult]) -> StageResult:
+    """Run a stage's task, under the stage's name and with its lineage."""
+    recipe = walk.recipe
+    task: Any = run_stage.with_options(
+        name=step.name,
+        task_run_name=f"{recipe.name}: {step.name} {step.key}",
+        tags=[f"recipe:{recipe.name}", f"stage:{step.name}"],
+        assets=[events.asset_key(recipe.name, step.name, walk.role)],
+        asset_deps=events.upstream_assets(step, recipe, walk.role),
+    )
+    # quote() what is not a task result: Prefect matches results by id() and would add false edges to the lineage.
+    state: Any = task(quote(step), quote(walk), needs)
+    result: StageResult = state.result() if isinstance(state, State) else state  # a `Cached` one is a State
+    return result
+
+
+def publish(walk: Walk, done: Mapping[str, StageResult]) -> None:
+    """Show the stages, the accuracy and the reports of a walk as artifacts."""
+    rows = events.stage_rows(walk.steps, done)
+    show(create_table_artifact, rows, key="stages", description="Stages of this run")
+    accuracy = events.accuracy_markdown(done.values(), walk.recipe)
+    if accuracy:
+        about = "Held-out execution accuracy"
+        show(create_markdown_artifact, accuracy, key="execution-accuracy", description=about)
+    for result in done.values():
+        if result.kind != "report":
+            continue
+        benchmark = benchmark_of(result.name)
+        text = events.report_markdown(result.folder / "report.html", walk.tracker.page, benchmark)
+        about = f"The report of {benchmark}" if benchmark else "The report"
+        key = artifact_key(*result.name.split("."))
+        show(create_markdown_artifact, text, key=key, description=about)

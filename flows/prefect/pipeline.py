@@ -4,15 +4,12 @@ What a flow finds in the store is not made again: `train` goes on where `curate`
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import Flow, flow, runtime
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
-from prefect.utilities.annotations import quote
 from pydantic import Field
 
 from flows.prefect.forms import UNCHANGED, CommonOverrides, check_changes, check_form
@@ -25,11 +22,10 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe, split_store
 from pipelines.stages import graph, preflight
-from pipelines.stages.stage import StageResult, Step, benchmark_of
+from pipelines.stages.stage import StageResult, Step
 from tasks import events
-from tasks.events import accuracy_markdown, report_markdown, stage_rows
 from tasks.prefect_server import prefect_server, retry_until_reachable
-from tasks.prefect_stage import Walk, artifact_key, run_stage, show, uses_device
+from tasks.prefect_stage import Walk, publish, run_in_task, uses_device
 from tasks.reaper import mark_dead_runs, run_lock
 from tasks.run import Tracker, span_tracer
 
@@ -70,48 +66,15 @@ def walk(recipe: Recipe, store: Store, steps: Sequence[Step], tracker: Tracker, 
     done: dict[str, StageResult] = {}
     preflight.check_run(recipe, steps)
     names = [(step.kind, step.key) for step in steps]
+    shared = Walk(steps, recipe, store, tracker, role)
     try:
         with claimed(store, names, {"recipe": recipe.name, **tracker.tags}):
-            shared = Walk(steps, recipe, store, tracker, role)
             for step in steps:
                 needed = [done[name] for name in step.needs]
-                done[step.name] = _run_step(step, shared, needed)
+                done[step.name] = run_in_task(step, shared, needed)
     finally:
-        _publish(recipe, steps, done, tracker)
+        publish(shared, done)
     return list(done.values())
-
-
-def _run_step(step: Step, shared: Walk, needed: list[StageResult]) -> StageResult:
-    """Run a stage's task."""
-    recipe = shared.recipe
-    task: Any = run_stage.with_options(
-        name=step.name,
-        task_run_name=f"{recipe.name}: {step.name} {step.key}",
-        tags=[f"recipe:{recipe.name}", f"stage:{step.name}"],
-        assets=[events.asset_key(recipe.name, step.name, shared.role)],
-        asset_deps=events.upstream_assets(step, recipe, shared.role),
-    )
-    # quote() what is not a task result: Prefect matches results by id() and would add false edges to the lineage.
-    state: Any = task(quote(step), quote(shared), needed)
-    result: StageResult = state.result() if isinstance(state, State) else state  # a `Cached` one is a State
-    return result
-
-
-def _publish(recipe: Recipe, steps: Sequence[Step], done: Mapping[str, StageResult], tracker: Tracker) -> None:
-    """Show the stages, the accuracy and the reports of a walk as artifacts."""
-    show(create_table_artifact, stage_rows(steps, done), key="stages", description="Stages of this run")
-    accuracy = accuracy_markdown(done.values(), recipe)
-    if accuracy:
-        about = "Held-out execution accuracy"
-        show(create_markdown_artifact, accuracy, key="execution-accuracy", description=about)
-    for result in done.values():
-        if result.kind != "report":
-            continue
-        benchmark = benchmark_of(result.name)
-        text = report_markdown(result.folder / "report.html", tracker.page, benchmark)
-        about = f"The report of {benchmark}" if benchmark else "The report"
-        key = artifact_key(*result.name.split("."))
-        show(create_markdown_artifact, text, key=key, description=about)
 
 
 def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
