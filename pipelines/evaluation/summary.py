@@ -144,20 +144,19 @@ def summarise(
     greedy = metrics.of_mode(good, "greedy")
     sampled = metrics.of_mode(good, "sampled")
     main = greedy or sampled
-    errors, hints = _errors_and_hints(main, equality)
     slicer = Slicer(good, equality, seed)
     return Summary(
         equality=equality,
         n_questions=len({record.example_id for record in good}),
         n_databases=len({record.database for record in good}),
         n_broken=n_broken,
-        failures=_counts(record.failure for record in records if record.failure is not None),
         ex=metrics.accuracies(greedy, seed),
         sampled=metrics.execution_accuracy(sampled, equality, seed),
         points=metrics.k_points(sampled, equality, ks, rule, seed),
         measured=metrics.measured(main, equality, seed, more),
-        errors=errors,
-        hints=hints,
+        failures=_counts(record.failure for record in records if record.failure is not None),
+        errors=_error_counts(main, equality),
+        hints=_hint_counts(main, equality),
         by_hardness=slicer.levels(lambda record: record.hardness, HARDNESS_LEVELS),
         by_difficulty=slicer.levels(lambda record: record.difficulty, DIFFICULTIES),
         by_database=slicer.levels(lambda record: record.database),
@@ -168,17 +167,24 @@ def summarise(
     )
 
 
-def _errors_and_hints(records: Sequence[EpisodeRecord], equality: str) -> tuple[dict[str, int], dict[str, int]]:
-    """The wrong episodes by error class, and by each kind of clue that they have."""
-    errors: Counter[str] = Counter()
-    hints: list[str] = []
+def _error_counts(records: Sequence[EpisodeRecord], equality: str) -> dict[str, int]:
+    """The wrong episodes by error class."""
+    counts: Counter[str] = Counter()
     for record in records:
         diagnosis = record.wrong(equality)
         if diagnosis is not None:
-            errors[diagnosis.error] += 1
-            hints += {hint.kind for hint in diagnosis.hints}
-    by_class: dict[str, int] = {name: errors[name] for name in ERROR_CLASSES}  # all, so that two tables line up
-    return by_class, _counts(hints)
+            counts[diagnosis.error] += 1
+    return {name: counts[name] for name in ERROR_CLASSES}  # all, so that two tables line up
+
+
+def _hint_counts(records: Sequence[EpisodeRecord], equality: str) -> dict[str, int]:
+    """The wrong episodes by each kind of clue that they have."""
+    kinds: list[str] = []
+    for record in records:
+        diagnosis = record.wrong(equality)
+        if diagnosis is not None:
+            kinds += {hint.kind for hint in diagnosis.hints}
+    return _counts(kinds)
 
 
 def _counts(words: Iterable[str]) -> dict[str, int]:

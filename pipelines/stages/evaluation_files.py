@@ -54,7 +54,8 @@ def _write_figures(ctx: Context, episodes: Sequence[EvaluatedEpisode], selector_
     }
     more_figures = dict(selector_figures)
     for name, records in other_answers.items():
-        accuracy = execution_accuracy(unbroken(records), recipe.headline, recipe.seed)
+        answered = unbroken(records)
+        accuracy = execution_accuracy(answered, recipe.headline, recipe.seed)
         if accuracy is not None:
             more_figures |= accuracy.named(name)
     evaluated = _records_of(episodes, "greedy", "sampled")
