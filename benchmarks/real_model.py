@@ -1,15 +1,16 @@
 """What a real open-weight model costs and learns: SmolLM2-135M on Spider, with the recipe `smollm2`.
 
-    python benchmarks/real_model.py --speed --data SPIDER --model FILE_OR_FOLDER
+    python benchmarks/real_model.py --speed --data SPIDER --model FILE_OR_FOLDER [--checkpoint TRAINED]
     python benchmarks/real_model.py --run --data SPIDER --model FILE_OR_FOLDER [--device cuda] [--seeds 0 1 2]
     python benchmarks/real_model.py --run ... sft.epochs=0.01 grpo.steps=2 data.test.0.count=4     # tries the script
     python benchmarks/real_model.py --doses 250 1000 --data SPIDER --model FILE_OR_FOLDER
 
 `--speed` prints, for the same rows in the same precision, the samples a second of SFT by TRL's own SFTTrainer and by
-ours, then the seconds of a greedy answer with each prompt computed whole and with shared prefixes: by wall clock and by
-processor time, with the most memory that each process held; of ours also the tokens that it computed a second, and
-their share of the machine's speed at plain matrix products. Each arm is a process of its own. On a machine that is busy
-with other work compare processor time.
+ours, then the seconds of a greedy answer with each prompt computed whole, in float32 and in the recipe's precision, and
+with shared prefixes: by wall clock and by processor time, with the most memory that each process held; of ours also the
+tokens that it computed a second, and their share of the machine's speed at plain matrix products. With --checkpoint the
+answers are those of a trained model: an untrained one writes to the end of its budget. Each arm is a process of its
+own. On a machine that is busy with other work compare processor time.
 
 `--run` runs the recipe whole (variant laptop, or gpu with --device cuda) for each seed, evaluates more SFT at equal
 time beside it, compares the four models question by question, and writes the figures, curves, answers and tables as
@@ -47,6 +48,7 @@ TRL_MICRO_BATCH = 8  # rows of TRL's forward: more do not fit 16 GiB
 ARMS = {
     "sft:trl": "SFT, TRL's SFTTrainer",
     "sft:ours": "SFT, sft.group_by=prefix",
+    "evaluation:float32": "evaluation, each prompt whole, float32",
     "evaluation:whole": "evaluation, each prompt whole",
     "evaluation:shared": "evaluation, shared prefixes",
 }
@@ -146,8 +148,14 @@ def trl_trainer(ours: Any, plan: Any, count: int) -> Any:
     return SFTTrainer(model=network, processing_class=tokenizer, train_dataset=rows, args=arguments)
 
 
-def evaluation_arm(recipe: Recipe, folders: dict[str, Path], arm: str, questions: int) -> dict[str, float]:
-    """Seconds of greedy answers to the first held-out questions, with and without shared prefixes."""
+def evaluation_arm(recipe: Recipe, checkpoint: str, test: Path, arm: str, questions: int) -> dict[str, float]:
+    """Seconds of greedy answers to the first held-out questions, with and without shared prefixes.
+
+    Args:
+        checkpoint: the folder of the weights that answer.
+        test: the folder of the stage of the questions.
+        arm: float32, whole or shared.
+    """
     from pipelines.databases.of_recipe import schemas, sql_engine
     from pipelines.protocols.base import build_protocol
     from pipelines.rollout import decoding
@@ -156,13 +164,16 @@ def evaluation_arm(recipe: Recipe, folders: dict[str, Path], arm: str, questions
     from pipelines.rollout.policies.factories import policy
     from pipelines.stages.context import examples
 
-    if arm == "whole":
+    if arm != "shared":
         decoding.LEAST_PREFIX = 1 << 30
-    asked = examples(folders["test"], "test")[:questions]
+    if arm == "float32":
+        model = recipe.model.model_copy(update={"compute_dtype": "float32"})
+        recipe = recipe.model_copy(update={"model": model})
+    asked = examples(test, "test")[:questions]
     sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
     protocol = build_protocol(recipe.protocol)
     with sql_engine(recipe, workers=1) as sql:
-        answering = policy(checkpoint_of(folders["model"]), recipe)
+        answering = policy(checkpoint, recipe)
         engine = RolloutEngine(answering, protocol, sql, sampling, recipe.protocol.max_turns_eval, schemas(recipe))
         started, cpu_started = time.perf_counter(), time.process_time()
         engine.run([EpisodeRequest(example, 0, seed) for seed, example in enumerate(asked)])
@@ -191,9 +202,12 @@ def speed(options: argparse.Namespace) -> None:
         ("processor time", "rows_per_cpu_s", "cpu_s_per_question"),
     ):
         sft_ratio = figures["sft:ours"][rows] / figures["sft:trl"][rows]
-        evaluation_ratio = figures["evaluation:whole"][seconds] / figures["evaluation:shared"][seconds]
+        shared_s = figures["evaluation:shared"][seconds]
+        by_sharing = figures["evaluation:whole"][seconds] / shared_s
+        in_all = figures["evaluation:float32"][seconds] / shared_s
         ratios.append(
-            f"By {clock}: SFT {sft_ratio:.2f} times TRL's, an evaluation {evaluation_ratio:.2f} times faster."
+            f"By {clock}: SFT {sft_ratio:.2f} times TRL's; an evaluation {by_sharing:.2f} times faster by sharing, and"
+            f" {in_all:.2f} times in all."
         )
     print_section("speed", "\n".join([*lines, "", *ratios]))
 
@@ -210,7 +224,8 @@ def one_arm(options: argparse.Namespace) -> None:
         figures = sft_arm(recipe, made(recipe, store, "model"), name, out)
     else:
         folders = made(recipe, store, "model") | made(recipe, store, "test")
-        figures = evaluation_arm(recipe, folders, name, options.questions)
+        checkpoint = options.checkpoint or checkpoint_of(folders["model"])
+        figures = evaluation_arm(recipe, checkpoint, folders["test"], name, options.questions)
     figures["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(json.dumps(figures))
 
@@ -285,6 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--arm", choices=list(ARMS), help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, required=True, help="Spider's folder")
     parser.add_argument("--model", required=True, help="a GGUF file, a folder or a hub name")
+    parser.add_argument("--checkpoint", help="a trained model, which the evaluation's arms ask")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda runs variant=gpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of --run")
     parser.add_argument("--questions", type=int, default=QUESTIONS, help="questions of the evaluation's arms")
