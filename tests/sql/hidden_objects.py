@@ -156,10 +156,19 @@ FORMS = [
 ]
 
 
+OTHER_DIGITS = str.maketrans("0123456789", "9876543210")
+
+
+def other_value(match):
+    """Another hidden value; of two with equally many digits the larger one becomes the smaller one."""
+    digits = match[1]
+    return f"{9 - len(digits)}other{digits.translate(OTHER_DIGITS)}"
+
+
 def with_other_values(script):
-    """A script with other hidden values."""
+    """A script with other hidden values, which also sort in another order."""
     script = script.replace("(START 7)", "(START 700)")
-    return re.sub(r"SECRET-(\w+)", lambda match: f"{9 - len(match[1])}other{match[1][::-1]}", script)
+    return re.sub(r"SECRET-(\d+)", other_value, script)
 
 
 COMPUTED = {"mysql": "concat(pin, 'x')"}

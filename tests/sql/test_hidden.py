@@ -372,6 +372,13 @@ def test_no_hidden_value_comes_out_of_the_grammar_of_mysql(mysql_port, count):
     check_grammar(build_mysql(mysql_port, "twin", TABLES, TWIN), count)
 
 
+def test_the_twin_has_its_hidden_values_in_another_order():
+    """An answer that tells the order of hidden values alone has to differ between the twins."""
+    values = ("SECRET-1 SECRET-2", "SECRET-7000 SECRET-9000")
+    for smaller, larger in map(str.split, values):
+        assert with_other_values(smaller) > with_other_values(larger)
+
+
 def test_names_and_views_that_stand_for_what_is_hidden_are_hidden():
     assert {fold(name) for name in ("SSN", "ssn", "ſſn", "śsn")} == {"ssn"}
 
