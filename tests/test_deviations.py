@@ -11,6 +11,9 @@ from pipelines.core.errors import RecipeError
 from pipelines.recipe import deviations, recipes
 from pipelines.recipe.config import Recipe
 from pipelines.report.deviations_table import deviations_table
+from pipelines.stages import report
+from pipelines.stages.context import Context, Silent
+from tests.evaluation.evaluation_world import report_data
 from tests.fakes import load_script
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,6 +94,17 @@ def test_a_report_lists_those_that_acted_and_those_alone():
     assert "`exact`." not in kept  # nothing is rewarded
     assert table.title == "Deviations from the paper: trust_sql"
     assert deviations_table(Recipe(name="mine")).rows == ()
+
+
+def test_the_report_stage_puts_them_on_its_page_and_among_its_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "report_of", lambda *_: report_data(questions=2, samples=0))
+    for name, is_told in (("sql_trail", True), ("miniature", False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        report.build_report(Context("report", recipes.load(name), folder, {"test": tmp_path}, Silent()))
+        for file in ("report.html", "tables/tables.md"):
+            text = (folder / file).read_text(encoding="utf-8")
+            assert (f"Deviations from the paper: {name}" in text) == is_told, (name, file)
 
 
 def test_the_command_prints_them(sqltrain):
