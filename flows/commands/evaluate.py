@@ -102,7 +102,8 @@ def evaluate_checkpoints(opened: OpenedEvaluation, json_output: bool, bounds: Ma
     results = terminal.run_steps(recipe, store, opened.steps)
     evaluations = [result for result in results if result.kind.startswith("evaluate")]
     newest = {benchmark_of(result.name): result for result in evaluations}
-    verdict = evaluation_gate.check_gate(evaluations, bounds, newest.values())
+    unscored = evaluation_gate.unscored_lines(evaluations)
+    verdict = evaluation_gate.check_gate(unscored, newest.values(), bounds)
     terminal.print_results(recipe, store, results, json_output, extra_lines=verdict.lines)
     exit_by_gate(verdict)
 
@@ -136,7 +137,8 @@ def evaluate_policy(
         if len(evaluated) > 1:
             lines.append(each.benchmark)
         lines += each.lines
-    verdict = evaluation_gate.check_gate(results, bounds or {})
+    unscored = [each.unscored for each in evaluated if each.unscored]
+    verdict = evaluation_gate.check_gate(unscored, results, bounds or {})
     terminal.print_summaries(recipe.name, store, results, summaries, json_output, [*lines, *verdict.lines])
     exit_by_gate(verdict)
 

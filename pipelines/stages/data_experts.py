@@ -47,7 +47,8 @@ def ask_experts(recipe: Recipe, folder: Path, responses: Path, pool: str, exampl
     if recipe.data.cleaners and pool in TRAINED:
         cleaning = experts.clean_pairs(recipe.data.cleaners, responses, questions, schema)
         figures |= cleaning.figures
-        flagged = [Rejected(pair.example.id, FLAGGED, " / ".join(pair.reasons)) for pair in cleaning.dropped]
+        for pair in cleaning.dropped:
+            flagged.append(Rejected(pair.example.id, FLAGGED, " / ".join(pair.reasons)))
         flagged_ids = {row.row for row in flagged}
         questions = [example for example in questions if example.id not in flagged_ids]
     linker = recipe.data.linker
@@ -70,5 +71,8 @@ def ask_experts(recipe: Recipe, folder: Path, responses: Path, pool: str, exampl
         if pool in TRAINED:
             questions = [experts.unite_with_gold(one, gold[one.id], schema(one.database)) for one in questions]
     named_databases = {example.id: example.database for example in examples}
-    kept = [dataclasses.replace(question, database=named_databases[question.id]) for question in questions]
+    kept = []
+    for question in questions:
+        # The database stays as the dataset names it.
+        kept.append(dataclasses.replace(question, database=named_databases[question.id]))
     return ExpertResult(kept, flagged, figures)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipelines.core.errors import UserError
+from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.record_files import read_records
 from pipelines.stages.stage import StageResult
 
@@ -34,35 +35,39 @@ def parse_bounds(texts: Sequence[str]) -> dict[str, float]:
     return bounds
 
 
-def check_gate(
-    results: Sequence[StageResult], bounds: Mapping[str, float], gated: Iterable[StageResult] | None = None
-) -> GateVerdict:
+def check_gate(unscored: Sequence[str], gated: Iterable[StageResult], bounds: Mapping[str, float]) -> GateVerdict:
     """The verdict on evaluations.
 
     Args:
+        unscored: the lines of `unscored_line` that say something.
+        gated: the evaluations whose figures have bounds.
         bounds: the least values of figures, by metric.
-        gated: the evaluations whose figures have bounds; None for all.
     """
-    unscored = _unscored_lines(results)
     if unscored:
         return GateVerdict(tuple(unscored), ())
-    low_lines = _low_lines(results if gated is None else gated, bounds)
-    return GateVerdict((), tuple(low_lines))
+    return GateVerdict((), tuple(_low_lines(gated, bounds)))
 
 
-def _unscored_lines(results: Iterable[StageResult]) -> list[str]:
-    """A line for each evaluation all of whose answers broke: it has no figure, which differs from a figure of 0."""
+def unscored_lines(results: Iterable[StageResult]) -> list[str]:
+    """The lines of finished evaluations in which nothing could be scored."""
     lines = []
     for result in results:
         records = read_records(result.folder, "greedy", "sampled")
-        if not all(record.broken for record in records):
-            continue
-        line = f"{result.name}: nothing could be scored"
-        reasons = Counter(record.failure or "broken" for record in records)
-        for reason, count in reasons.most_common(1):
-            line += f": {count} of {len(records)} answers broke by {reason}"
-        lines.append(line)
+        line = unscored_line(result.name, records)
+        if line:
+            lines.append(line)
     return lines
+
+
+def unscored_line(name: str, records: Sequence[EpisodeRecord]) -> str:
+    """A line if all answers of an evaluation broke: it has no figure, which differs from a figure of 0. Else ""."""
+    if not all(record.broken for record in records):
+        return ""
+    line = f"{name}: nothing could be scored"
+    reasons = Counter(record.failure or "broken" for record in records)
+    for reason, count in reasons.most_common(1):
+        line += f": {count} of {len(records)} answers broke by {reason}"
+    return line
 
 
 def _low_lines(results: Iterable[StageResult], bounds: Mapping[str, float]) -> list[str]:

@@ -1,11 +1,11 @@
 """What a person reads of a policy's finished evaluation: its remarks, its latency and its cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipelines.core.files import read_json
 from pipelines.endpoints.client import Endpoint
-from pipelines.evaluation.record_files import read_records
+from pipelines.evaluation.record import EpisodeRecord
 from pipelines.recipe.config import Recipe
 from pipelines.report import writer
 from pipelines.report.formats import Cell, ReportTable, TableColumn
@@ -37,9 +37,19 @@ def cost_table(answerer: Answerer, entry: Endpoint, latencies: Mapping[str, Late
     return ReportTable("cost", "Cost and latency", columns, tuple(rows), note)
 
 
-def result_lines(folder: Path, recipe: Recipe, answerer: Answerer, metrics: Mapping[str, float]) -> list[str]:
-    """Remarks on a finished evaluation, its latency and cost, and the report's place."""
-    lines = [*_malformed_warning(folder, recipe, answerer), *_selection_line(recipe, metrics)]
+def result_lines(
+    folder: Path,
+    recipe: Recipe,
+    answerer: Answerer,
+    metrics: Mapping[str, float],
+    records: Sequence[EpisodeRecord],
+) -> list[str]:
+    """Remarks on a finished evaluation, its latency and cost, and the report's place.
+
+    Args:
+        records: the greedy and the sampled ones.
+    """
+    lines = [*_malformed_warning(records, recipe, answerer), *_selection_line(recipe, metrics)]
     latencies = read_latencies(folder)
     efficiency = read_json(folder / EFFICIENCY)
     if efficiency:
@@ -55,9 +65,9 @@ def result_lines(folder: Path, recipe: Recipe, answerer: Answerer, metrics: Mapp
     return lines
 
 
-def _malformed_warning(folder: Path, recipe: Recipe, answerer: Answerer) -> list[str]:
+def _malformed_warning(records: Sequence[EpisodeRecord], recipe: Recipe, answerer: Answerer) -> list[str]:
     """A line if no answer was well-formed or ran."""
-    unbroken = [record for record in read_records(folder, "greedy", "sampled") if not record.broken]
+    unbroken = [record for record in records if not record.broken]
     if not unbroken or any(record.well_formed or record.executable for record in unbroken):
         return []
     protocol = f"{recipe.protocol.name} (prompt {recipe.protocol.prompt})"

@@ -24,6 +24,7 @@ from pipelines.stages.answer_latency import read_latencies
 from pipelines.stages.answerer import Answerer
 from pipelines.stages.call_estimate import CallEstimate
 from pipelines.stages.context import Context, Progress
+from pipelines.stages.evaluation_gate import unscored_line
 from pipelines.stages.evaluation_keys import evaluation_facts, without_selector
 from pipelines.stages.evaluation_lines import cost_table, result_lines
 from pipelines.stages.held_out_questions import HeldOutQuestions, held_out_questions
@@ -43,6 +44,7 @@ class EvaluatedBenchmark:
     result: StageResult
     summary: Summary
     lines: tuple[str, ...]  # remarks, latency, cost and the report's place, for a person
+    unscored: str  # a line if nothing could be scored; else ""
 
 
 def estimate_benchmarks(
@@ -68,12 +70,14 @@ def evaluate_benchmarks(
             title += f" on {single.benchmark.name}"
         metrics = read_json(folder / "metrics.json")
         values = read_json(folder / "summary.json")
+        records = read_records(folder, "greedy", "sampled")
         evaluated.append(
             EvaluatedBenchmark(
                 benchmark=single.benchmark.name,
                 result=StageResult(title, folder.name, folder, metrics, False),
                 summary=from_dict(Summary, values),
-                lines=tuple(result_lines(folder, single, answerer, metrics)),
+                lines=tuple(result_lines(folder, single, answerer, metrics, records)),
+                unscored=unscored_line(title, records),
             )
         )
     return evaluated
