@@ -61,7 +61,8 @@ def _read_source(ctx: Context, pool_source: PoolSource, path: Path) -> SourcePar
         loaded = base.load(source, ctx.recipe.seed, ctx.folder)
         written = _write_examples(ctx, pool_source, loaded.examples, path)
         ids = written["id"]
-        chosen, rejected = base.choose_rows(ids, written["hardness"], loaded.quarantine, source, ctx.recipe.seed)
+        levels = written["hardness"]
+        chosen, rejected = base.choose_rows(ids, levels, loaded.quarantine, source, ctx.recipe.seed)
         if len(chosen) < len(written):
             frames.keep(path, chosen)
         noted = {"rows": len(chosen), "rejected": list(map(dataclasses.astuple, rejected))}
@@ -77,7 +78,7 @@ def _write_examples(ctx: Context, pool_source: PoolSource, examples: Iterable[Ex
     pool, part, source = pool_source
     remaining = iter(examples)
     writer = frames.Writer(path, path.parent)
-    names = [pl.DataFrame(schema={"id": pl.String, "hardness": pl.String})]
+    ids_and_levels = [pl.DataFrame(schema={"id": pl.String, "hardness": pl.String})]
     rows = 0
     while window := list(itertools.islice(remaining, frames.WINDOW)):
         if source.hardness is not None:
@@ -85,12 +86,12 @@ def _write_examples(ctx: Context, pool_source: PoolSource, examples: Iterable[Ex
         window = with_card_evidence(window, ctx.folder)
         frame = pool_frame(window, pool, part)
         writer.add(frame)
-        names.append(frame.select("id", "hardness"))
+        ids_and_levels.append(frame.select("id", "hardness"))
         rows += len(window)
         ctx.progress.advance(0, f"{pool}: {rows} questions")
     if rows:
         writer.close()
-    return pl.concat(names)
+    return pl.concat(ids_and_levels)
 
 
 def pool_frame(examples: Sequence[Example], pool: str, part: int) -> pl.DataFrame:
