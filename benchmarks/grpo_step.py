@@ -1,11 +1,14 @@
-"""One GRPO step: ours against TRL's GRPOTrainer with its built-in tool loop, on the same questions in one run.
+r"""One GRPO step: ours against TRL's GRPOTrainer with its built-in tool loop, on the same questions in one run.
 
     python benchmarks/grpo_step.py [--checkpoint DIR] [--steps 6] [--questions 16] [--group 6]
+    python benchmarks/grpo_step.py --recipe smollm2 --checkpoint TRAINED --arms ours trl --steps 2 --warm-up 1 \
+        --questions 2 --group 8 --micro-batch 8 variant=laptop data.path=SPIDER
 
-Both arms start from the same tiny policy, which speaks the ReAct protocol (without --checkpoint it is taught here, some
-two minutes), and draw 16 x 6 episodes a step at temperature 1, with the same sandbox for the agent's queries, the same
-judge and the same six reward terms, and train on all of them. TRL's arm gets our tags as tool calls: a parser for
-`<sql>`, an environment whose one tool runs the query, and stops at the closing tags.
+Both arms start from the same policy, which speaks the ReAct protocol (a tiny one without --checkpoint; it is taught
+here, some two minutes), and draw 16 x 6 episodes a step at temperature 1, with the same sandbox for the agent's
+queries, the same judge and the same reward terms, and train on all of them. The questions are generated ones, or the
+first of the recipe's RL pool. TRL's arm gets our tags as tool calls: a parser for `<sql>`, an environment whose one
+tool runs the query, and stops at the closing tags.
 
 A third arm, `padded`, is ours with the training pass as it would be without `pipelines/training/packing.py`: each row
 by itself, with padding, and TRL's head.
@@ -17,6 +20,7 @@ work, compare CPU seconds. The last line is JSON.
 
 import argparse
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -25,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from string import Template
 from typing import Any
 
 os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -54,37 +59,44 @@ from pipelines.training.grpo_trainer import GrpoTrainer
 from pipelines.training.model import make_tiny
 from pipelines.training.plan import Plan
 
-WARM_UP = 2  # first steps, which allocate and compile caches, are left out
-TEMPLATE = (
-    "{% for m in messages %}{% if m['role'] == 'tool' %}<|end|><|user|>{{ m['content'] }}<|end|>"
-    "{% else %}<|{{ m['role'] }}|>{{ m['content'] }}{% for call in m['tool_calls'] or [] %}"
-    "<{{ call['function']['name'] }}> {{ call['function']['arguments'] | tojson }}</sql>{% endfor %}<|end|>"
-    "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+GENERATED = "miniature"  # the recipe whose questions are generated
+POOL_QUESTIONS = 64  # of another recipe's RL pool
+# TRL stops a turn that asks for a query at its closing tag, so the query's result closes the turn.
+TOOL_TEMPLATE = Template(
+    "{% for m in messages %}"
+    "{% if m['role'] == 'tool' %}$close$user{{ m['content'] }}$close"
+    "{% elif m['role'] == 'assistant' %}$agent{{ m['content'] }}{% for call in m['tool_calls'] or [] %}"
+    "<{{ call['function']['name'] }}> {{ call['function']['arguments'] | tojson }}</sql>{% endfor %}$close"
+    "{% elif m['role'] == 'system' %}$system{{ m['content'] }}$close"
+    "{% else %}$user{{ m['content'] }}$close{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}$agent{% endif %}"
 )
 
 
 class World:
     """The questions, the policy and the sandbox of both arms."""
 
-    def __init__(self, folder: Path, checkpoint: str | None, overrides: Sequence[str]) -> None:
+    def __init__(self, folder: Path, recipe: str, checkpoint: str | None, overrides: Sequence[str]) -> None:
         self.folder = folder
-        self.recipe: Recipe = recipes.load("miniature", overrides)
+        self.recipe: Recipe = recipes.load(recipe, overrides)
         self.protocol = build_protocol(self.recipe.protocol)
         self.schemas = schemas(self.recipe)
         self.sql = sql_engine(self.recipe, workers=1)
-        self.taught = self.read(databases=80, questions=40)
-        self.examples = self.read(databases=20, questions=20, first=300)
+        if recipe == GENERATED:
+            self.examples = self.read(Source(kind=GENERATED, options={"databases": 20, "questions": 20, "first": 300}))
+        else:
+            self.examples = self.read(self.recipe.data.rl[0].model_copy(update={"count": POOL_QUESTIONS}))
         self.checkpoint = checkpoint or self.teach()
 
-    def read(self, **options: int) -> list[Example]:
-        source = Source(kind="miniature", options=options)
+    def read(self, source: Source) -> list[Example]:
         return base.resolve_locations(base.read(source, 0, self.folder).examples, self.folder)
 
     def teach(self) -> str:
         """A policy that speaks the protocol, from the oracle's demonstrations."""
+        taught = self.read(Source(kind=GENERATED, options={"databases": 80, "questions": 40}))
         sampling, turns = self.recipe.grpo.sampling, self.recipe.protocol.max_turns
         engine = RolloutEngine(OraclePolicy(self.protocol), self.protocol, self.sql, sampling, turns, self.schemas)
-        shown = engine.run([EpisodeRequest(one, 0, seed) for seed, one in enumerate(self.taught)])
+        shown = engine.run([EpisodeRequest(one, 0, seed) for seed, one in enumerate(taught)])
         corpus = [text for one in shown for _, text in one.prompt]
         corpus += [text for one in shown for turn in one.turns for text in (turn.text, turn.observation or "")]
         make_tiny(self.recipe.model, corpus, self.protocol.tags, self.folder / "base", seed=0)
@@ -108,7 +120,8 @@ class World:
 class Clock:
     """Wall clock, CPU, the training pass's CPU and model compute of each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm_up: int) -> None:
+        self.warm_up = warm_up  # first steps, which allocate and compile caches, are left out
         self.wall: list[float] = []
         self.cpu: list[float] = []
         self.compute: list[float] = []
@@ -136,9 +149,11 @@ class Clock:
         self.computing = self.passing = 0.0
 
     def figures(self) -> dict[str, float]:
-        wall, cpu, compute = (values[WARM_UP:] for values in (self.wall, self.cpu, self.compute))
+        wall, cpu, compute, passes = (
+            values[self.warm_up :] for values in (self.wall, self.cpu, self.compute, self.passes)
+        )
         share = statistics.median(part / whole for part, whole in zip(compute, wall, strict=True))
-        medians = {"seconds": wall, "cpu_seconds": cpu, "pass_cpu_seconds": self.passes[WARM_UP:]}
+        medians = {"seconds": wall, "cpu_seconds": cpu, "pass_cpu_seconds": passes}
         return {name: statistics.median(values) for name, values in medians.items()} | {"model_share": share}
 
 
@@ -178,9 +193,10 @@ def each_row_by_itself() -> Iterator[None]:
         packing.supports_packing, trainer.patch_trl_lm_head, utils._ChunkedLogProbFunction = before
 
 
-def ours(world: World, name: str) -> dict[str, float]:
+def ours(world: World, name: str, warm_up: int) -> dict[str, float]:
     """Our trainer, as the `grpo` stage runs it."""
-    clock, out = Clock(), world.folder / name
+    clock = Clock(warm_up)
+    out = world.folder / name
     out.mkdir()
     run = trainer.run
 
@@ -228,13 +244,38 @@ class Database:
         return protocol.observe(action, result, self.world.recipe.protocol.max_turns - self.turns)
 
 
-def trl(world: World) -> dict[str, float]:
-    """TRL's trainer with its own generation and tool loop."""
-    recipe, clock = world.recipe, Clock()
+def tool_template(tokenizer: Any) -> str:
+    """The chat template of a tokenizer with our tags as tool calls: a result is a user's message, as in our episodes.
+
+    It is written from what the tokenizer's own template puts around a message of each role.
+    """
+    chat = [{"role": "system", "content": "SYSTEM"}, {"role": "user", "content": "USER"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False)
+    open_system, _, rest = text.partition("SYSTEM")
+    between, _, close = rest.partition("USER")
+    open_user = between.removeprefix(close)
+    open_agent = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True).removeprefix(text)
+    return TOOL_TEMPLATE.substitute(system=open_system, user=open_user, agent=open_agent, close=close)
+
+
+def stops(tokenizer: Any, tags: Sequence[str]) -> dict[str, Any]:
+    """What ends a turn in transformers' `generate`: tokens, where the tags are tokens, which costs less than texts."""
+    vocabulary = tokenizer.get_vocab()
+    if all(tag in vocabulary for tag in tags):
+        return {"eos_token_id": [tokenizer.eos_token_id, *(vocabulary[tag] for tag in tags)]}
+    return {"stop_strings": list(tags)}
+
+
+def trl(world: World, warm_up: int) -> dict[str, float]:
+    """TRL's trainer with its own generation and tool loop.
+
+    Its budget of tokens is that of one turn, for the whole episode.
+    """
+    recipe = world.recipe
+    clock = Clock(warm_up)
     network, tokenizer = load(world.checkpoint, recipe.model)
-    stops = [tokenizer.convert_tokens_to_ids(tag) for tag in world.protocol.stop]
-    network.generation_config.eos_token_id = [tokenizer.eos_token_id, *stops]
-    tokenizer.chat_template, tokenizer.response_schema = TEMPLATE, {}
+    tokenizer.chat_template = tool_template(tokenizer)
+    tokenizer.response_schema = {}
     tokenizer.parse_response = lambda ids, **_: _as_tool_call(world, tokenizer.decode(ids))
     Database.world = world
     section = recipe.grpo
@@ -250,7 +291,7 @@ def trl(world: World) -> dict[str, float]:
     options = arguments.to_dict() | {
         "max_completion_length": section.sampling.turn_tokens,
         "max_tool_calling_iterations": recipe.protocol.max_turns,
-        "generation_kwargs": {"eos_token_id": [tokenizer.eos_token_id, *stops]},
+        "generation_kwargs": stops(tokenizer, world.protocol.stop),
         "top_p": section.sampling.top_p,
         "save_strategy": "no",
     }
@@ -266,7 +307,7 @@ def trl(world: World) -> dict[str, float]:
     )
     trainer.remove_callback(PrinterCallback)
     watch(trainer, clock)
-    network.generate = clock.timed(network.generate)
+    network.generate = clock.timed(functools.partial(network.generate, tokenizer=tokenizer))
     trainer.train()
     return clock.figures() | {"turns": statistics.mean(turns)}
 
@@ -295,42 +336,68 @@ def _trajectory(world: World, name: str, said: Sequence[dict[str, Any]]) -> Traj
     return Trajectory(name, 0, "trl", "react", (), turns, final, StopReason.SOLUTION)
 
 
+ARMS = {
+    "padded": "ours, each row padded and computed by itself",
+    "ours": "ours",
+    "trl": "TRL's GRPOTrainer",
+}
+
+
+def measure(arm: str, world: World, warm_up: int) -> dict[str, float]:
+    """The figures of an arm."""
+    if arm == "trl":
+        return trl(world, warm_up)
+    if arm == "ours":
+        return ours(world, arm, warm_up)
+    with each_row_by_itself():
+        return ours(world, arm, warm_up)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default=GENERATED, help="its protocol, rewards, sizes and questions")
     parser.add_argument("--checkpoint", help="a policy that speaks the protocol")
-    parser.add_argument("--steps", type=int, default=6, help="timed, after two that are not")
-    parser.add_argument("--questions", type=int, default=16)
-    parser.add_argument("--group", type=int, default=6)
-    parser.add_argument("--without-trl", action="store_true", help="our two arms alone")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--steps", type=int, default=6, help="that are timed")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps before them, which allocate")
+    parser.add_argument("--questions", type=int, default=16, help="of a step")
+    parser.add_argument("--group", type=int, default=6, help="episodes of a question")
+    parser.add_argument("--micro-batch", type=int, help="rows of a forward pass; all of a step's by default")
+    parser.add_argument("--threads", type=int, default=1, help="of a forward pass")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe")
+    options = parser.parse_intermixed_args()
+    torch.set_num_threads(options.threads)
     logging.disable(logging.WARNING)
     overrides = [
-        "sft.epochs=2",
-        f"grpo.steps={options.steps + WARM_UP}",
+        *options.overrides,
+        f"grpo.steps={options.steps + options.warm_up}",
         f"grpo.questions_per_step={options.questions}",
         f"grpo.group={options.group}",
-        f"grpo.micro_batch={options.questions * options.group}",
+        f"grpo.micro_batch={options.micro_batch or options.questions * options.group}",
         "grpo.drop_zero_variance=false",
-        "hardware.threads=1",
+        f"hardware.threads={options.threads}",
     ]
+    if options.recipe == GENERATED:
+        overrides.append("sft.epochs=2")
+    else:
+        overrides += ["grpo.held_out=0", "rollout.processes=1"]
+    figures: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        world = World(Path(folder), options.checkpoint, overrides)
+        world = World(Path(folder), options.recipe, options.checkpoint, overrides)
         with world.sql:
-            with each_row_by_itself():
-                figures = {"padded": ours(world, "padded")}
-            figures |= {"ours": ours(world, "ours")} | ({} if options.without_trl else {"trl": trl(world)})
+            for arm in options.arms:
+                figures[arm] = measure(arm, world, options.warm_up)
     print(f"{'':8}{'s/step':>9}{'CPU-s/step':>12}{'CPU-s/pass':>12}{'model compute':>15}{'turns':>7}")
     for name, own in figures.items():
         cells = f"{own['seconds']:9.2f}{own['cpu_seconds']:12.2f}{own['pass_cpu_seconds']:12.2f}"
         print(f"{name:8}{cells}{own['model_share']:15.1%}{own['turns']:7.2f}")
-    packed = figures["padded"]["pass_cpu_seconds"] / figures["ours"]["pass_cpu_seconds"]
-    print(f"the training pass takes {packed:.2f}x the CPU when each row is padded and computed by itself")
-    if options.without_trl:
-        return
-    ratios = {key: figures["trl"][key] / figures["ours"][key] for key in ("seconds", "cpu_seconds")}
-    print(f"TRL's step takes {ratios['seconds']:.2f}x our time, {ratios['cpu_seconds']:.2f}x our CPU")
-    print(json.dumps(figures | {"ratio": ratios}))
+    if {"padded", "ours"} <= figures.keys():
+        packed = figures["padded"]["pass_cpu_seconds"] / figures["ours"]["pass_cpu_seconds"]
+        print(f"the training pass takes {packed:.2f}x the CPU when each row is padded and computed by itself")
+    if {"trl", "ours"} <= figures.keys():
+        ratios = {key: figures["trl"][key] / figures["ours"][key] for key in ("seconds", "cpu_seconds")}
+        print(f"TRL's step takes {ratios['seconds']:.2f}x our time, {ratios['cpu_seconds']:.2f}x our CPU")
+        print(json.dumps(figures | {"ratio": ratios}))
 
 
 if __name__ == "__main__":
