@@ -122,9 +122,14 @@ def make_environment(folder: Path, wanted: list[str]) -> Path:
     for name, place in programs.items():
         module, _, function = place.partition(":")
         program = folder / "bin" / name
-        code = (
-            f"import sys\nfrom {module} import {function.partition('.')[0]}\nsys.exit({function.partition(' ')[0]}())\n"
-        )
-        program.write_text(f"#!{folder / 'bin' / 'python'}\n{code}")
+        lines = [
+            f"#!{folder / 'bin' / 'python'}",
+            "import sys",
+            f"from {module} import {function.partition('.')[0]}",
+            # As pip writes it: worker processes import the program, and must not run it.
+            "if __name__ == '__main__':",
+            f"    sys.exit({function.partition(' ')[0]}())",
+        ]
+        program.write_text("\n".join(lines) + "\n")
         program.chmod(0o755)
     return folder / "bin"
