@@ -194,27 +194,27 @@ def test_a_prediction_that_times_out_is_wrong_by_all_and_no_other_query_is_asked
     """The rewritten gold query would wait beside what the server may still be at."""
     pair = Pair(shop, "SELECT DISTINCT city FROM customer", f"SELECT DISTINCT * FROM ({ENDLESS})")
     names = ["strict", "test_suite", "bird"]
-    with SqlEngine(Limits(timeout_s=0.5)) as engine:
+    with SqlEngine(Limits(timeout_s=2)) as engine:
         engine.verdicts([Pair(shop, "SELECT 1", None)], names)
         start = time.monotonic()
         (verdict,) = engine.verdicts([pair], names)
-        assert time.monotonic() - start < 0.95
+        assert time.monotonic() - start < 3.9  # another query would take two seconds more
     assert (verdict.scores, verdict.broken) == (dict.fromkeys(names, 0.0), False)
 
 
-def test_judging_does_not_block_an_event_loop(engine, shop):
-    async def main():
+def test_judging_does_not_block_an_event_loop(shop):
+    async def main(engine):
         slow = asyncio.create_task(engine.decide(Pair(shop, "SELECT 1", ENDLESS), ["strict"]))
         await asyncio.sleep(0.05)
-        start = time.monotonic()
         pairs = [Pair(shop, "SELECT 1", f"SELECT {n}") for n in range(50)]
         quick = await asyncio.gather(*(engine.decide(pair, ["strict"]) for pair in pairs))
-        took = time.monotonic() - start
         assert [verdict.scores["strict"] for verdict in quick] == [float(n == 1) for n in range(50)]
-        assert (await slow).predicted is ExecutionStatus.TIMEOUT
-        return took
+        assert not slow.done()
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
 
-    assert asyncio.run(main()) < 1.5
+    with SqlEngine(Limits(timeout_s=60)) as engine:
+        asyncio.run(main(engine))
 
 
 def test_an_unknown_equality_is_refused_and_limits_come_from_the_recipe(engine, shop):
