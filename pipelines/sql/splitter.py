@@ -120,6 +120,18 @@ def statement_texts(script: str, engine: str = "sqlite") -> list[str]:
     return texts
 
 
+def blank_quoted(text: str, engine: str = "sqlite") -> str:
+    """A text without comments, each quoted text or name of it as an empty one."""
+    signs = _SIGNS.get(engine, _POSTGRES_SIGNS)
+    return signs.sub(_blank_if_quoted, text)
+
+
+def _blank_if_quoted(match: re.Match[str]) -> str:
+    if match.lastgroup == "quoted":
+        return "''"
+    return match[0]
+
+
 def has_more_behind(sql: str) -> bool:
     """Whether anything but blanks and comments stands behind the first statement, be it a semicolon alone. Python's
     sqlite3 takes no such text.

@@ -251,6 +251,32 @@ def test_the_word_order_in_a_comment_asks_for_no_order(sqlite_people, duckdb_peo
         assert answers(people, tries[2], hidden=(("wage",), {})) == [[(1,), (3,), (2,)]]
 
 
+def test_an_order_that_is_not_of_the_rows_leaves_them_sorted(sqlite_people, duckdb_people):
+    scripts = ("CREATE TABLE pay (pin TEXT, id INTEGER)", "INSERT INTO pay VALUES ('c', 2), ('b', 3), ('a', 1)")
+    unordered = [
+        "SELECT id FROM pay WHERE 'order by' <> ''",
+        'SELECT id AS "order by" FROM pay',
+        "SELECT id FROM pay WHERE id IN (SELECT id FROM pay ORDER BY id)",
+        "SELECT id FROM pay WINDOW w AS (ORDER BY id)",
+        "(SELECT id FROM pay)",
+    ]
+    ordered = [
+        "SELECT id FROM pay WHERE ')' <> 'it''s (' ORDER BY id DESC",
+        "WITH t AS (SELECT id FROM pay) SELECT id FROM t ORDER BY id DESC",
+    ]
+    of_duckdb = [
+        r"SELECT id FROM pay WHERE E'\'(' <> $$ ' ( $$ ORDER BY id DESC",
+        "(FROM (SELECT id FROM pay) ORDER BY id DESC)",
+    ]
+    hidden = ((), {"pay": ("pin",)})
+    for people in (sqlite_people(*scripts), duckdb_people(*scripts)):
+        is_duckdb = people.engine == "duckdb"
+        tries = unordered if is_duckdb else unordered[:-1]  # SQLite has no brackets around a whole query
+        assert answers(people, *tries, hidden=hidden) == [[(1,), (2,), (3,)]] * len(tries)
+        kept = [*ordered, *of_duckdb] if is_duckdb else ordered
+        assert answers(people, *kept, hidden=hidden) == [[(3,), (2,), (1,)]] * len(kept)
+
+
 def test_sqlite_judges_names_by_what_they_mean(sqlite_people):
     # Here all common table expressions of a WITH see each other.
     check_resolved(

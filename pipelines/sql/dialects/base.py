@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from pipelines.sql.splitter import split_script
+from pipelines.sql.lexical import is_ordered
+from pipelines.sql.splitter import blank_quoted, split_script
 
 OK = "ok"
 ERROR = "error"
@@ -520,11 +521,14 @@ def _row_sort_key(row: Row) -> list[tuple[str, Any]]:
 
 
 def _asks_for_order(sql: str, engine: str) -> bool:
-    """Whether a statement has the word ORDER outside its comments."""
+    """Whether a statement's outermost query has an ORDER BY.
+
+    The words in a text, a name, a window or an inner query ask for no order of the rows.
+    """
     if not _ORDER.search(sql):
         return False
     statements = split_script(sql, engine)
-    return any(_ORDER.search(statement.text) for statement in statements)
+    return any(is_ordered(blank_quoted(statement.text, engine)) for statement in statements)
 
 
 def _sort_key(value: Any) -> tuple[str, Any]:
