@@ -16,9 +16,8 @@ from pipelines.endpoints.asker import Asker
 from pipelines.evaluation import evaluate
 from pipelines.evaluation.record_files import SELECTED, EvaluatedEpisode
 from pipelines.evaluation.voting import signature
-from pipelines.recipe.config import MERGE
+from pipelines.recipe.config import MERGE, Recipe
 from pipelines.sql.engine import SqlEngine
-from pipelines.stages.context import Context
 from pipelines.stages.evaluation_episodes import Judge
 from pipelines.teachers import experts
 
@@ -37,11 +36,17 @@ class SelectedAnswers:
 
 
 def select_answers(
-    ctx: Context, selector: str, questions: Sequence[Example], episodes: Sequence[EvaluatedEpisode], gold: Path | None
+    recipe: Recipe,
+    responses: Path,
+    selector: str,
+    questions: Sequence[Example],
+    episodes: Sequence[EvaluatedEpisode],
+    gold: Path | None,
 ) -> SelectedAnswers:
     """The selected sample of each question as a greedy episode, or the merged answer.
 
     Args:
+        responses: the folder of the endpoints' answers.
         selector: an endpoint's name, behind `MERGE` if it merges; its answers are kept, so that a killed evaluation
             asks nothing twice.
         episodes: episodes of all passes. Broken samples are no candidates, and a question with no other is left out.
@@ -49,20 +54,20 @@ def select_answers(
     """
     by_id = {question.id: question for question in questions}
     samples = _unbroken_samples(episodes)
-    read_schema = schemas(ctx.recipe)
-    form = EQUALITIES[ctx.recipe.headline].form
+    read_schema = schemas(recipe)
+    form = EQUALITIES[recipe.headline].form
     sign = functools.partial(signature, form=form)
     selected: list[EvaluatedEpisode] = []
     figures: dict[str, float] = {}
-    with sql_engine(ctx.recipe) as sql:
+    with sql_engine(recipe) as sql:
         cases = _cases(samples, by_id, sql)
-        asker = Asker.named(selector.removeprefix(MERGE), ctx.responses)
+        asker = Asker.named(selector.removeprefix(MERGE), responses)
         if selector.startswith(MERGE):
             texts = experts.merge_answers(asker, cases, read_schema, sign, sql.execute_many)
             merged = []
             for question, text in zip(samples, texts, strict=True):
                 merged.append(evaluate.of_prediction(question, text or None, asker.name))
-            judge = Judge(ctx.recipe, sql, read_schema, gold_schemas(gold))
+            judge = Judge(recipe, sql, read_schema, gold_schemas(gold))
             selected += judge(SELECTED, "greedy", [by_id[question] for question in samples], merged)
         else:
             choices = experts.choose_answers(asker, cases, read_schema, sign)

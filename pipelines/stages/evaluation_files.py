@@ -13,6 +13,7 @@ from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.record_files import RECORDS, SELECTED, SINGLE_TURN, EvaluatedEpisode
 from pipelines.evaluation.summary import summarise
 from pipelines.evaluation.voting import Rule
+from pipelines.recipe.config import Recipe
 from pipelines.sql.engine import Pair
 from pipelines.sql.equalities.official import r_ves
 from pipelines.stages.answer_latency import EFFICIENCY
@@ -30,7 +31,7 @@ def write_evaluation(
     _write_episodes(ctx.folder, episodes)
     _write_figures(ctx, episodes, selector_figures)
     if ctx.recipe.evaluation.r_ves:
-        _write_efficiency(ctx, questions, episodes)
+        _write_efficiency(ctx.recipe, ctx.folder, questions, episodes)
 
 
 def _write_episodes(folder: Path, episodes: Sequence[EvaluatedEpisode]) -> None:
@@ -66,7 +67,9 @@ def _write_figures(ctx: Context, episodes: Sequence[EvaluatedEpisode], selector_
     ctx.metrics({**figures.headline_figures(), **figures.flat(), **more_figures})
 
 
-def _write_efficiency(ctx: Context, questions: Sequence[Example], episodes: Sequence[EvaluatedEpisode]) -> None:
+def _write_efficiency(
+    recipe: Recipe, folder: Path, questions: Sequence[Example], episodes: Sequence[EvaluatedEpisode]
+) -> None:
     """Write R-VES of the greedy answers to questions with a gold query, which an answer is timed against.
 
     Wall-clock times differ with every run, so it goes to a side file. Without such an answer nothing is written.
@@ -78,10 +81,10 @@ def _write_efficiency(ctx: Context, questions: Sequence[Example], episodes: Sequ
     ]
     if not pairs:
         return
-    with sql_engine(ctx.recipe, workers=1) as sql:  # two queries at a time would time each other
+    with sql_engine(recipe, workers=1) as sql:  # two queries at a time would time each other
         verdicts = sql.verdicts(pairs, ["r_ves"])
     value = r_ves([verdict.scores["r_ves"] for verdict in verdicts])
-    write_json(ctx.folder / EFFICIENCY, {"r_ves": value})
+    write_json(folder / EFFICIENCY, {"r_ves": value})
 
 
 def _records_of(episodes: Sequence[EvaluatedEpisode], *pass_names: str) -> list[EpisodeRecord]:

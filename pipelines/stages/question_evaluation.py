@@ -31,7 +31,7 @@ def evaluate_questions(
     selector = ctx.recipe.evaluation.selector
     if selector is not None and ctx.recipe.evaluation.samples:
         ctx.progress.begin("selection", 1, "panel")
-        selected = select_answers(ctx, selector, questions, episodes, gold)
+        selected = select_answers(ctx.recipe, ctx.responses, selector, questions, episodes, gold)
         episodes += selected.episodes
         selector_figures = selected.figures
         ctx.progress.advance(1)
