@@ -19,12 +19,17 @@ LICENCES = {
 }
 UNKNOWN = "not noted here: see the terms under which it was downloaded"
 VERSIONS = ("sqltrain", "sqlglot", "openai")
+Row = dict[str, Any]  # one line of a table of the card, by the heads of its columns
+Spending = Mapping[str, Mapping[str, float]]  # answers, tokens and cost by endpoint
 
 
 def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
     """Acceptance, reasons, diversity and size of trajectories after `select_demonstrations`, as JSON values."""
-    kept = selected.filter(pl.col("reason").is_null())
+    is_kept = pl.col("reason").is_null()
+    kept = selected.filter(is_kept)
     turns = kept["turns"].value_counts().sort("turns")
+    trajectories_by_turns = {str(n_turns): count for n_turns, count in turns.iter_rows()}
+    agent_chars = kept["agent_chars"].cast(pl.Int64)  # 32 bits are too few for the sum
     return {
         "acceptance": {
             "teacher": _acceptance(selected, "teacher", "policy"),
@@ -33,26 +38,30 @@ def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
         },
         "left_out": _left_out(selected),
         "diversity": _diversity(kept, distinct_2),
-        "turns": {str(value): count for value, count in turns.iter_rows()},
-        "agent_chars": kept["agent_chars"].cast(pl.Int64).sum(),
+        "turns": trajectories_by_turns,
+        "agent_chars": agent_chars.sum(),
     }
 
 
 def _left_out(selected: pl.DataFrame) -> dict[str, int]:
     """Numbers of left-out trajectories by reason, the most frequent first."""
     reasons = selected["reason"].drop_nulls().cast(pl.String)
-    counts = dict(reasons.value_counts().iter_rows())
-    by_frequency = sorted(counts, key=lambda reason: (-counts[reason], reason))
-    return {reason: counts[reason] for reason in by_frequency}
+    counts = reasons.value_counts(name="count")
+    by_frequency = counts.sort("count", "reason", descending=[True, False])
+    return dict(by_frequency.iter_rows())
 
 
-def _acceptance(
-    selected: pl.DataFrame, title: str, column: str, order: Sequence[str] | None = None
-) -> list[dict[str, Any]]:
-    """Numbers of trajectories that were made, were right, and are kept, for each value of a column."""
-    by_value = selected.group_by(pl.col(column).cast(pl.String))
-    is_kept = pl.col("reason").is_null()
-    counts = by_value.agg(made=pl.len(), right=pl.col("right").sum(), kept=is_kept.sum())
+def _acceptance(selected: pl.DataFrame, title: str, column: str, order: Sequence[str] = ()) -> list[Row]:
+    """Numbers of trajectories that were made, were right, and are kept, for each value of a column.
+
+    Args:
+        title: the head of the values' column.
+        order: the values in the order of the rows; () to sort them.
+    """
+    n_right = pl.col("right").sum()
+    n_kept = pl.col("reason").is_null().sum()
+    value_as_text = pl.col(column).cast(pl.String)
+    counts = selected.group_by(value_as_text).agg(made=pl.len(), right=n_right, kept=n_kept)
     rows = {}
     for value, made, right, kept in counts.iter_rows():
         rows[value] = {title: value, "made": made, "right": right, "kept": kept}
@@ -65,20 +74,20 @@ def _diversity(kept: pl.DataFrame, distinct_2: float) -> dict[str, float]:
     if kept.is_empty():
         return {}
     n_repetitions = len(kept) - kept["signature"].n_unique()
-    shares = kept["plan"].value_counts()["count"] / len(kept)
-    bits = [share * math.log2(1 / share) for share in shares]
+    n_plans = kept["plan"].n_unique()
+    n_shapes = kept["shape"].n_unique()
+    shares_of_plans = kept["plan"].value_counts()["count"] / len(kept)
+    bits = [share * math.log2(1 / share) for share in shares_of_plans]
     return {
         "near_duplicates": n_repetitions / len(kept),  # share of repetitions
-        "plans": float(kept["plan"].n_unique()),
-        "sql_shapes": float(kept["shape"].n_unique()),
+        "plans": float(n_plans),
+        "sql_shapes": float(n_shapes),
         "plan_entropy": math.fsum(bits),
         "distinct_2": distinct_2,
     }
 
 
-def card_text(
-    recipe: Recipe, figures: Mapping[str, Any], leakage: Mapping[str, Any], spent: Mapping[str, Mapping[str, float]]
-) -> str:
+def card_text(recipe: Recipe, figures: Mapping[str, Any], leakage: Mapping[str, Any], spent: Spending) -> str:
     """The card as Markdown; the same inputs give the same bytes.
 
     Args:
@@ -87,29 +96,37 @@ def card_text(
         spent: answers, tokens and cost of each endpoint, as in `costs.json` of the synthesis.
     """
     source = recipe.data.sft
+    licence = LICENCES.get(source.kind, UNKNOWN)
+    protocol = recipe.protocol
+    equality = recipe.execution.equality
     paragraphs = [
         f"# Demonstrations of recipe {recipe.name}",
-        f"Questions: {source.kind}, split {source.split}. Licence: {LICENCES.get(source.kind, UNKNOWN)}. "
+        f"Questions: {source.kind}, split {source.split}. Licence: {licence}. "
         "What a hosted teacher says falls under its provider's terms.",
-        f"Protocol {recipe.protocol.name}, prompt {recipe.protocol.prompt}, at most {recipe.protocol.max_turns} turns; "
-        f"kept when right by `{recipe.execution.equality}` equality and well-formed in every turn. Seed {recipe.seed}.",
+        f"Protocol {protocol.name}, prompt {protocol.prompt}, at most {protocol.max_turns} turns; "
+        f"kept when right by `{equality}` equality and well-formed in every turn. Seed {recipe.seed}.",
     ]
     for name, rows in figures["acceptance"].items():
         paragraphs.append(_markdown_table(f"By {name}", rows))
-    left_out = [{"reason": reason, "trajectories": count} for reason, count in figures["left_out"].items()]
+    left_out = []
+    for reason, count in figures["left_out"].items():
+        left_out.append({"reason": reason, "trajectories": count})
     paragraphs.append(_markdown_table("Left out", left_out))
-    diversity = [{"measure": name, "value": f"{value:.4g}"} for name, value in figures["diversity"].items()]
+    diversity = []
+    for measure, value in figures["diversity"].items():
+        diversity.append({"measure": measure, "value": f"{value:.4g}"})
     paragraphs.append(_markdown_table("Diversity of what is kept", diversity))
     leaks_title = f"Leakage: {leakage['train']} training questions against {leakage['held_out']} held-out ones"
     paragraphs.append(_markdown_table(leaks_title, _leak_rows(leakage)))
-    costs = [{"endpoint": name, **row} for name, row in sorted(spent.items())]
+    costs = [{"endpoint": name, **cost} for name, cost in sorted(spent.items())]
     paragraphs.append(_markdown_table("What the answers cost, whichever run paid", costs))
     versions = [f"{name} {version(name) or 'not installed'}" for name in VERSIONS]
     paragraphs.append(f"Versions: {', '.join(versions)}.")
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
-def _leak_rows(leakage: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _leak_rows(leakage: Mapping[str, Any]) -> list[Row]:
+    """The lines of the table of leaks: one for each kind."""
     rows = []
     for kind, count in leakage["any_database"].items():
         on_same = leakage["same_database"][kind]
@@ -117,12 +134,19 @@ def _leak_rows(leakage: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _markdown_table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+def _markdown_table(title: str, rows: Sequence[Row]) -> str:
+    """A headed table; "" if it has no rows."""
     if not rows:
         return ""
-    names = list(rows[0])
-    table = [names, ["---"] * len(names)]
+    heads = list(rows[0])
+    rules = ["---"] * len(heads)
+    lines = [_markdown_row(heads), _markdown_row(rules)]
     for row in rows:
-        table.append([str(row[name]).replace("|", "\\|") for name in names])
-    lines = [f"| {' | '.join(cells)} |" for cells in table]
+        cells = [str(row[head]) for head in heads]
+        escaped = [cell.replace("|", "\\|") for cell in cells]
+        lines.append(_markdown_row(escaped))
     return f"## {title}\n\n" + "\n".join(lines)
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

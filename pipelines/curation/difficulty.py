@@ -1,7 +1,7 @@
 """Difficulty of questions under a policy: pass@G, SQL-Trail's S(q) and RL selection (A.6), TRUST-SQL's bound."""
 
-import collections
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -41,7 +41,8 @@ class ScoredQuestion:
 def pass_rates(scored: pl.DataFrame) -> tuple[float, ...]:
     """The pass rates in a table of `COLUMNS`, of the questions whose rollouts did not all break."""
     counted = scored.filter(pl.col("samples") > 0)
-    return tuple((counted["right"] / counted["samples"]).to_list())
+    rates = counted["right"] / counted["samples"]
+    return tuple(rates.to_list())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,28 +59,34 @@ def score_questions(outcomes: Iterable[Outcome]) -> list[ScoredQuestion]:
     A broken rollout is left out; a question whose every rollout broke has no score and is not returned: the stage
     counts such questions.
     """
-    right: collections.Counter[str] = collections.Counter()
-    samples: collections.Counter[str] = collections.Counter()
+    right: Counter[str] = Counter()
+    samples: Counter[str] = Counter()
     for outcome in outcomes:
         if not outcome.broken:
             samples[outcome.example_id] += 1
             right[outcome.example_id] += outcome.correct
-    return [ScoredQuestion(id, count, right[id]) for id, count in samples.items()]
+    scored = []
+    for id, n_samples in samples.items():
+        scored.append(ScoredQuestion(id, n_samples, right[id]))
+    return scored
 
 
 def _each_question(scored: pl.DataFrame) -> Iterator[ScoredQuestion]:
     """The rows of a table as records, of which one is in memory at a time."""
-    return (ScoredQuestion(*row) for row in scored.iter_rows())
+    for row in scored.iter_rows():
+        yield ScoredQuestion(*row)
 
 
 def rank(scored: pl.DataFrame, seed: int) -> pl.DataFrame:
     """The table by ascending S(q), its column `score`, hardest solvable first; the seed decides among equals."""
+    count = scored.height
     each_score = (question.score for question in _each_question(scored))
+    scores = np.fromiter(each_score, np.float64, count)
     each_ticket = (seeded_rank(id, 0, seed) for id in scored["example_id"])
-    scores = np.fromiter(each_score, np.float64, scored.height)
-    tickets = np.fromiter(each_ticket, np.uint64, scored.height)
-    with_keys = scored.with_columns(score=pl.Series(scores), ticket=pl.Series(tickets))
-    return with_keys.sort("score", "ticket").drop("ticket")
+    tickets = np.fromiter(each_ticket, np.uint64, count)
+    with_score = scored.with_columns(score=pl.Series(scores))
+    with_ticket = with_score.with_columns(ticket=pl.Series(tickets))
+    return with_ticket.sort("score", "ticket").drop("ticket")
 
 
 def select_rl_set(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSet:
@@ -97,8 +104,8 @@ def select_rl_set(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSe
     balanced = pool["example_id"][: settings.keep].to_list()
     is_balanced = pl.col("example_id").is_in(balanced)
     never_solved = ranked.filter(IS_NEVER_SOLVED & ~is_balanced)
-    explore = never_solved["example_id"].head(settings.explore).to_list()
-    return RlSet(balanced, explore)
+    explored = never_solved["example_id"].head(settings.explore)
+    return RlSet(balanced, explored.to_list())
 
 
 def select_rl_set_by_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], settings: Difficulty, seed: int) -> RlSet:
@@ -110,9 +117,11 @@ def select_rl_set_by_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], set
     balanced = select_rl_set(pools[0], without_exploration, seed).balanced
     explore: list[str] = []
     for scored, count in zip((sft, *pools), settings.explore_parts, strict=False):
+        ranked = rank(scored, seed)
         is_selected = pl.col("example_id").is_in([*balanced, *explore])
-        never_solved = rank(scored, seed).filter(IS_NEVER_SOLVED & ~is_selected)
-        explore += never_solved["example_id"].head(count).to_list()
+        never_solved = ranked.filter(IS_NEVER_SOLVED & ~is_selected)
+        explored = never_solved["example_id"].head(count)
+        explore += explored.to_list()
     return RlSet(balanced, explore)
 
 
@@ -146,9 +155,11 @@ def difficulty_figures(scored: pl.DataFrame, group: int) -> dict[str, float]:
         "incomplete_groups": float(count - full.height),
     }
     if full.height:
-        samples_and_right = full.select("samples", "right").iter_rows()
-        total_pass_at = sum(pass_at_k(samples, right, group) for samples, right in samples_and_right)
+        total_pass_at = 0.0
+        for question in _each_question(full):
+            total_pass_at += pass_at_k(question.samples, question.right, group)
         numbers[f"pass_at_{group}"] = total_pass_at / full.height
-    for n_right, size in enumerate(right_histogram(_each_question(scored), group)):
+    histogram = right_histogram(_each_question(scored), group)
+    for n_right, size in enumerate(histogram):
         numbers[f"right_{n_right}_of_{group}"] = float(size)
     return numbers

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from pipelines.core.registry import FILTER_RULES, filter_rule
-from pipelines.core.types import Outcome, StopReason
+from pipelines.core.types import Outcome, StopReason, Trajectory
 from pipelines.recipe.config import Filter
 from pipelines.sql.similarity import sql_shape
 
@@ -24,7 +24,8 @@ from pipelines.sql.similarity import sql_shape
 @filter_rule("malformed")
 def malformed(outcome: Outcome) -> bool:
     """A turn is not well-formed."""
-    return any(turn.action.format_error is not None for turn in outcome.trajectory.turns)
+    actions = [turn.action for turn in outcome.trajectory.turns]
+    return any(action.format_error is not None for action in actions)
 
 
 @filter_rule("no_answer")
@@ -44,6 +45,8 @@ def broken_rule(outcome: Outcome, rules: Iterable[str]) -> str | None:
             return rule
     return None
 
+
+Reason = tuple[str, str]  # a short stable word, and its detail in one line for a person
 
 # Columns of a table of checked trajectories: their fields without the detail.
 COLUMNS = {
@@ -86,11 +89,12 @@ class CheckedTrajectory:
         assert outcome.hardness is not None, "a selection by level reads it"
         trajectory = outcome.trajectory
         reason, detail = _reason_to_leave_out(outcome, settings)
-        # The plan of an episode: each turn's action with the shape of its SQL, without wording and values.
-        plan = tuple(f"{turn.action.kind.value}:{sql_shape(turn.action.content)}" for turn in trajectory.turns)
+        plan = _plan_of(trajectory)
         answer = trajectory.final_sql or ""
+        shape = sql_shape(answer)
         # Near-duplicates have the same database, the same plan, and the same answer except for its values.
         traits = (database, *plan, sql_shape(answer, names=True))
+        agent_chars = sum(len(turn.text) for turn in trajectory.turns)
         return cls(
             example_id=trajectory.example_id,
             sample=trajectory.sample,
@@ -101,11 +105,20 @@ class CheckedTrajectory:
             reason=reason,
             detail=detail,
             turns=len(trajectory.turns),
-            agent_chars=sum(len(turn.text) for turn in trajectory.turns),
+            agent_chars=agent_chars,
             plan=_digest_of_parts(plan),
-            shape=_digest_of_parts((sql_shape(answer),)),
+            shape=_digest_of_parts([shape]),
             signature=_digest_of_parts(traits),
         )
+
+
+def _plan_of(trajectory: Trajectory) -> list[str]:
+    """The plan of an episode: each turn's action with the shape of its SQL, without wording and values."""
+    plan = []
+    for turn in trajectory.turns:
+        shape = sql_shape(turn.action.content)
+        plan.append(f"{turn.action.kind.value}:{shape}")
+    return plan
 
 
 def _reason_to_leave_out(outcome: Outcome, settings: Filter) -> tuple[str | None, str]:
@@ -121,11 +134,12 @@ def _reason_to_leave_out(outcome: Outcome, settings: Filter) -> tuple[str | None
 
 def _digest_of_parts(parts: Iterable[str]) -> int:
     """A digest of 63 bits, which fits into a signed column."""
-    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
+    text = "\0".join(parts)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
-def fault(outcome: Outcome, well_formed: bool = True) -> tuple[str, str] | None:
+def fault(outcome: Outcome, well_formed: bool = True) -> Reason | None:
     """The reason for which a trajectory cannot be a demonstration, with its detail; None if it can be one.
 
     The reason is a short stable word: "broken_<class>", "format_<error>", "no_answer_<stop>", "sql_<status>" or
@@ -135,14 +149,16 @@ def fault(outcome: Outcome, well_formed: bool = True) -> tuple[str, str] | None:
         well_formed: whether a malformed turn is a fault.
     """
     trajectory = outcome.trajectory
+    n_turns = len(trajectory.turns)
     if trajectory.stop is StopReason.BROKEN or outcome.broken:
         cause = trajectory.failure or "execution"
         return f"broken_{cause}", "a boundary failed: not the teacher's fault, worth another try"
     for number, turn in enumerate(trajectory.turns, 1):
-        if well_formed and turn.action.format_error:
-            return f"format_{turn.action.format_error}", f"turn {number} of {len(trajectory.turns)}"
+        error = turn.action.format_error
+        if well_formed and error:
+            return f"format_{error}", f"turn {number} of {n_turns}"
     if trajectory.final_sql is None:
-        return f"no_answer_{trajectory.stop.value}", f"after {len(trajectory.turns)} turns"
+        return f"no_answer_{trajectory.stop.value}", f"after {n_turns} turns"
     if not outcome.executable:
         status = outcome.status.value if outcome.status else "not_run"
         return f"sql_{status}", trajectory.final_sql
@@ -159,7 +175,8 @@ def select_demonstrations(judged: pl.DataFrame, settings: Filter, seed: int) -> 
     ("over_keep"). If `keep` binds, questions of the `priority` levels come first, as one class (SQL-Trail, A.6:
     "prioritizing examples with moderate to high difficulty"); within a class the seed decides.
     """
-    rows = judged.with_row_index("row").filter(pl.col("reason").is_null())
+    is_open = pl.col("reason").is_null()
+    rows = judged.with_row_index("row").filter(is_open)
     rows_within = {}  # reason -> the rows within its bound
     rows = _first_of_each_plan(rows, settings)
     rows_within["near_duplicate"] = rows["row"]
@@ -169,9 +186,9 @@ def select_demonstrations(judged: pl.DataFrame, settings: Filter, seed: int) -> 
     rows_within["over_keep"] = rows["row"]
     reasons = judged["reason"].cast(pl.String).to_frame().with_row_index("row")
     for name, numbers in rows_within.items():
-        is_open = pl.col("reason").is_null()  # the reason of an earlier rule stays
         is_within = pl.col("row").is_in(numbers.implode())
-        reason = pl.when(is_open & ~is_within).then(pl.lit(name)).otherwise("reason")
+        where_beyond = pl.when(is_open & ~is_within)  # the reason of an earlier rule stays
+        reason = where_beyond.then(pl.lit(name)).otherwise("reason")
         reasons = reasons.with_columns(reason=reason)
     return judged.with_columns(reason=reasons["reason"].cast(pl.Categorical))
 
@@ -198,8 +215,10 @@ def _first_in_all(rows: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFra
     if settings.keep is None or len(rows) <= settings.keep:
         return rows
     samples = zip(rows["example_id"], rows["sample"], strict=True)
-    ranks = np.fromiter((seeded_rank(id, sample, seed) for id, sample in samples), np.uint64, len(rows))
-    is_late = ~rows["hardness"].cast(pl.String).is_in(list(settings.priority))
+    each_rank = (seeded_rank(id, sample, seed) for id, sample in samples)
+    ranks = np.fromiter(each_rank, np.uint64, len(rows))
+    levels_first = list(settings.priority)
+    is_late = ~rows["hardness"].cast(pl.String).is_in(levels_first)
     ranked = rows.with_columns(late=is_late, rank=pl.Series(ranks))
     return ranked.sort("late", "rank").head(settings.keep)
 

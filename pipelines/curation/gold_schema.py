@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipelines.sql.schema import Schema
 
 Extractor = Callable[[Example], SchemaItems | None]
+Views = Mapping[str, SchemaItems | None]  # extractor -> the schema that it gives; None if it could not read the SQL
 STATIC = ("scope", "authorizer")  # static extractors, in the order in which they are asked
 QUORUM = 2
 
@@ -30,20 +31,24 @@ class SchemaConsensus:
 
     example_id: str
     items: SchemaItems | None  # the accepted tables and columns; None when too few extractors agree.
-    views: Mapping[str, SchemaItems | None]  # each extractor's view; None if it could not read the SQL.
+    views: Views  # the schema of each extractor.
     agree: tuple[str, ...]  # names of the extractors with the accepted schema.
     reason: str  # the differences between the extractors, in one line; "" if all agree.
 
     def record(self) -> dict[str, Any]:
         """JSON values with sorted lists, for a dataset."""
-        views: dict[str, dict[str, list[Any]] | None] = {}
+        views: dict[str, Any] = {}
         for name, view in self.views.items():
-            views[name] = _as_lists(view) if view is not None else None
-        accepted = _as_lists(self.items or SchemaItems(frozenset(), frozenset()))
+            views[name] = None
+            if view is not None:
+                views[name] = _as_lists(view)
+        accepted = self.items
+        if accepted is None:
+            accepted = SchemaItems(frozenset(), frozenset())
         return {
             "example_id": self.example_id,
             "accepted": self.items is not None,
-            **accepted,
+            **_as_lists(accepted),
             "agree": list(self.agree),
             "reason": self.reason,
             "views": views,
@@ -62,17 +67,19 @@ def static_extractors(schemas: Callable[[Database], Schema]) -> dict[str, Extrac
     def scope(example: Example) -> SchemaItems | None:
         schema = schemas(example.database)
         engine = analyst.reading(example.database)
-        (items,) = analyst.schema_items([(example.gold_sql, schema, engine)])
+        query = (example.gold_sql, schema, engine)
+        (items,) = analyst.schema_items([query])
         return items
 
     def authorizer(example: Example) -> SchemaItems | None:
-        (items,) = analyst.prepared_items([(example.database, example.gold_sql)])
+        query = (example.database, example.gold_sql)
+        (items,) = analyst.prepared_items([query])
         return items
 
     return {"scope": scope, "authorizer": authorizer}
 
 
-def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> SchemaConsensus:
+def consensus(example_id: str, views: Views) -> SchemaConsensus:
     """Accept the schema that at least two extractors share exactly; among several, the most frequent, or the first."""
     groups: dict[SchemaItems, list[str]] = {}
     for name, view in views.items():
@@ -80,17 +87,23 @@ def consensus(example_id: str, views: Mapping[str, SchemaItems | None]) -> Schem
             groups.setdefault(view, []).append(name)
     best = max(groups, key=lambda items: len(groups[items]), default=None)
     accepted: SchemaItems | None = None
-    agree: list[str] = []
+    names_that_agree: list[str] = []
     if best is not None and len(groups[best]) >= QUORUM:
         accepted = best
-        agree = groups[best]
+        names_that_agree = groups[best]
     reasons: list[str] = []
     for name, view in views.items():
         if view is None:
             reasons.append(f"{name} could not read it")
         elif best is not None and view != best:
             reasons.append(f"{name} {_differences(view, best)}")
-    return SchemaConsensus(example_id, accepted, dict(views), tuple(agree), "; ".join(reasons))
+    return SchemaConsensus(
+        example_id=example_id,
+        items=accepted,
+        views=dict(views),
+        agree=tuple(names_that_agree),
+        reason="; ".join(reasons),
+    )
 
 
 def _differences(view: SchemaItems, best: SchemaItems) -> str:
@@ -98,7 +111,8 @@ def _differences(view: SchemaItems, best: SchemaItems) -> str:
     differences = []
     for verb, larger, smaller in (("adds", view, best), ("lacks", best, view)):
         names = sorted(larger.tables - smaller.tables)
-        names += sorted(f"{table}.{column}" for table, column in larger.columns - smaller.columns)
+        columns = larger.columns - smaller.columns
+        names += sorted(f"{table}.{column}" for table, column in columns)
         if names:
             differences.append(f"{verb} {', '.join(names)}")
     return " and ".join(differences)
@@ -109,10 +123,11 @@ def gold_schemas(folder: Path | None) -> dict[str, SchemaItems] | None:
     if folder is None:
         return None
     schemas = {}
-    for texts in frames.read(folder / frames.DATA).iter_rows(named=True):
+    frame = frames.read(folder / frames.DATA)
+    for texts in frame.iter_rows(named=True):
         row = {name: json.loads(text) for name, text in texts.items()}
         if row["accepted"]:
-            tables = frozenset(row["tables"])
-            columns = frozenset((table, column) for table, column in row["columns"])
-            schemas[row["example_id"]] = SchemaItems(tables, columns)
+            columns = [(table, column) for table, column in row["columns"]]
+            items = SchemaItems(frozenset(row["tables"]), frozenset(columns))
+            schemas[row["example_id"]] = items
     return schemas

@@ -24,12 +24,22 @@ class Leak:
     same_database: bool  # whether both ask the same database; a leak across databases is mostly a common phrase.
 
 
+def _exact_text(example: Example) -> str:
+    return example.in_context().strip()
+
+
+def _normalised_text(example: Example) -> tuple[str, ...] | str:
+    """A question's words in no order; the question itself if no word is left of it."""
+    return normalised(example.in_context()) or example.question
+
+
+KeyOf = Callable[[Example], Any]
 # The part of a question that a leak of each kind repeats, the strictest kind first.
-TESTS: tuple[tuple[str, Callable[[Example], Any]], ...] = (
-    ("exact", lambda example: example.in_context().strip()),
-    ("normalised", lambda example: normalised(example.in_context()) or example.question),
-    ("sql", example_shape),
-)
+KEYS: dict[str, KeyOf] = {
+    "exact": _exact_text,
+    "normalised": _normalised_text,
+    "sql": example_shape,
+}
 
 
 def database_names(held_out: Iterable[Example]) -> Callable[[Database], str]:
@@ -55,19 +65,15 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
     """
     name_of = database_names(held_out)
     held_out_databases = {name_of(example.database) for example in held_out}
-    tests = []
-    for kind, key_of in TESTS:
-        index: dict[Any, list[Example]] = {}
-        for example in held_out:
-            index.setdefault(key_of(example), []).append(example)
-        tests.append((kind, key_of, index))
+    held_out_by_key = {kind: _group_by_key(held_out, key_of) for kind, key_of in KEYS.items()}
     for example in train:
         database = name_of(example.database)
         elsewhere: Leak | None = None
-        for kind, key_of, index in tests:
+        for kind, key_of in KEYS.items():
             if kind == "sql" and database not in held_out_databases:
                 continue  # its shape, which takes the longest to find, could match none
-            repeated = index.get(key_of(example), [])
+            key = key_of(example)
+            repeated = held_out_by_key[kind].get(key, [])
             on_same = _first_on(database, repeated, name_of)
             if on_same is not None:
                 yield Leak(kind, example.id, on_same.id, example.question, True)
@@ -77,6 +83,15 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
         else:
             if elsewhere is not None:
                 yield elsewhere
+
+
+def _group_by_key(examples: Iterable[Example], key_of: KeyOf) -> dict[Any, list[Example]]:
+    """The questions that have one key, in order."""
+    groups: dict[Any, list[Example]] = {}
+    for example in examples:
+        key = key_of(example)
+        groups.setdefault(key, []).append(example)
+    return groups
 
 
 def _first_on(database: str, examples: Sequence[Example], name_of: Callable[[Database], str]) -> Example | None:
@@ -109,7 +124,7 @@ def leakage_report(train: Iterable[Example], held_out: Sequence[Example]) -> dic
         "train": train_count,
         "held_out": len(held_out),
         "shared_databases": sorted(train_databases & held_out_databases),
-        "any_database": {kind: any_database[kind] for kind, _ in TESTS},
-        "same_database": {kind: same_database[kind] for kind, _ in TESTS},
+        "any_database": {kind: any_database[kind] for kind in KEYS},
+        "same_database": {kind: same_database[kind] for kind in KEYS},
         "leaks": [dataclasses.asdict(leak) for leak in repeats],
     }

@@ -32,6 +32,10 @@ class Decision:
     evidence: str = ""
     reason: str = ""  # the person's words; may be empty.
 
+    def right_texts(self, item: Item) -> dict[str, str]:
+        """The right texts of a mended question, by field."""
+        return {name: getattr(self, name) for name in item.texts}
+
 
 @dataclasses.dataclass(frozen=True)
 class ReviewFiles:
@@ -138,22 +142,26 @@ class Review:
                 for name in names:
                     earlier = corrections.pop(name, earlier)
                 corrections[names[0]] = _correction(item, decision, earlier)
-        rows = accepted if self.corrects is None else list(corrections.values())
-        _write_rows(self.files.out, rows)
+        if self.corrects is None:
+            _write_rows(self.files.out, accepted)
+        else:
+            _write_rows(self.files.out, list(corrections.values()))
         _write_rows(self.files.rejected, rejected)
         return self.counts()
 
     def _question_row(self, item: Item, decision: Decision) -> dict[str, Any]:
         """The line of an accepted or mended question of one's own."""
         id = item.example.id
-        address = {"database": self._address} if self._address is not None else {}
+        address = {}
+        if self._address is not None:
+            address = {"database": self._address}
         if decision.choice == "accepted":
             review: dict[str, Any] = {"choice": decision.choice}
             return {**item.row, "id": id, **address, "review": review}
         row = dict(item.row)
         for name in (*SQL, "hardness"):  # the level belongs to the old SQL
             row.pop(name, None)
-        texts = _right_texts(item, decision)
+        texts = decision.right_texts(item)
         replaced = _replaced_texts(item, texts)
         if "sql" in replaced:
             row.pop(GOLD_SQLS, None)
@@ -165,13 +173,13 @@ class Review:
         self._locked.close()
 
 
-def _right_texts(item: Item, decision: Decision) -> dict[str, str]:
-    return {name: getattr(decision, name) for name in item.texts}
-
-
 def _replaced_texts(item: Item, right: Mapping[str, str]) -> dict[str, str]:
     """The texts of a question that a decision changed, as they were."""
-    return {name: text for name, text in item.texts.items() if text != right[name]}
+    replaced = {}
+    for name, text in item.texts.items():
+        if text != right[name]:
+            replaced[name] = text
+    return replaced
 
 
 def _rejected_row(item: Item, decision: Decision) -> dict[str, Any]:
@@ -187,7 +195,7 @@ def _rejected_row(item: Item, decision: Decision) -> dict[str, Any]:
 
 def _correction(item: Item, decision: Decision, earlier: Mapping[str, Any]) -> dict[str, Any]:
     """An entry of a file of corrections: the SQL, and the other texts that changed, now or in the earlier entry."""
-    texts = _right_texts(item, decision)
+    texts = decision.right_texts(item)
     replaced = _replaced_texts(item, texts)
     correction = {"id": item.example.id, **earlier}
     correction.pop("question_id", None)
@@ -201,5 +209,5 @@ def _correction(item: Item, decision: Decision, earlier: Mapping[str, Any]) -> d
 
 
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    write_atomic(path, "".join(lines))
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+    write_atomic(path, "".join(f"{line}\n" for line in lines))

@@ -55,8 +55,11 @@ class Item:
     @property
     def texts(self) -> dict[str, str]:
         """Its texts that a review may mend, by field."""
-        example = self.example
-        return {"question": example.question, "sql": example.gold_sql, "evidence": example.evidence}
+        return {
+            "question": self.example.question,
+            "sql": self.example.gold_sql,
+            "evidence": self.example.evidence,
+        }
 
 
 def item_of(
@@ -70,7 +73,9 @@ def item_of(
     texts = json.dumps([address, example.question, example.gold_sql, example.evidence])
     digest = hashlib.sha256(texts.encode()).hexdigest()[:16]
     seen[digest] += 1
-    key = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+    key = digest
+    if seen[digest] > 1:
+        key = f"{digest}-{seen[digest]}"
     return Item(key, example, row or {}, votes)
 
 
@@ -88,10 +93,9 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
         needed.append(DATABASE)
     for line, number, row in good_rows(path, needed, HINT):
         try:
-            name = database or text_field(row, *DATABASE)
+            name = database or _database_of_line(row, path)
             if name not in databases:
-                text = _beside(path, name) if database is None else name
-                databases[name] = named.find(text)
+                databases[name] = named.find(name)
             sql = text_field(row, *SQL, required=False)
             evidence = text_field(row, "evidence", required=False)
             question = text_field(row, "question")
@@ -110,12 +114,15 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
     return items, list(databases.values())
 
 
-def _beside(path: Path, name: str) -> str:
-    """A line's database: a file is relative to the file of the questions."""
+def _database_of_line(row: Mapping[str, Any], path: Path) -> str:
+    """A line's database; a file is relative to the file of the questions."""
+    name = text_field(row, *DATABASE)
     if "://" in name:
         return name
     file = path.parent / Path(name).expanduser()
-    return str(file) if file.is_file() else name
+    if file.is_file():
+        return str(file)
+    return name
 
 
 def _read_votes(value: Any) -> tuple[list[BlindAnswer], list[str]]:
@@ -131,8 +138,9 @@ def _read_votes(value: Any) -> tuple[list[BlindAnswer], list[str]]:
         return votes, doubts
     for number, vote in enumerate(value, 1):
         if isinstance(vote, dict) and isinstance(vote.get("sql"), str):
+            author = str(vote.get("by"))
             agrees = vote.get("agrees") is True
-            votes.append(BlindAnswer(str(vote.get("by")), vote["sql"], agrees))
+            votes.append(BlindAnswer(author, vote["sql"], agrees))
         else:
             doubts.append(f"vote {number} of its line cannot be read: it is no object with sql")
     return votes, doubts
@@ -156,7 +164,10 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
         for example in base.resolve_locations(loaded.examples, folder):
             distinct[_identity(example)] = example
     seen: Counter[str] = Counter()
-    return [item_of(example, example.database.id, seen) for example in distinct.values()]
+    items = []
+    for example in distinct.values():
+        items.append(item_of(example, example.database.id, seen))
+    return items
 
 
 def _warn_of_rejected(source: Source, rejected: Sequence[base.Rejected]) -> None:
@@ -174,7 +185,10 @@ def _warn_of_rejected(source: Source, rejected: Sequence[base.Rejected]) -> None
 def _sources(recipe: Recipe) -> list[Source]:
     """The sources that have a path; if none has, all: the first reader says which path to set."""
     sources = list(recipe.data.sources.values())
-    return [source for source in sources if not source.lacks_path] or sources
+    with_path = [source for source in sources if not source.lacks_path]
+    if with_path:
+        return with_path
+    return sources
 
 
 def _identity(example: Example) -> tuple[str, ...]:
@@ -183,9 +197,10 @@ def _identity(example: Example) -> tuple[str, ...]:
     They count as they were before any correction.
     """
     published = example.annotations.corrected or {}
-    texts = {"question": example.question, "sql": example.gold_sql, **published}
+    question = published.get("question", example.question)
+    sql = published.get("sql", example.gold_sql)
     path = os.path.realpath(example.database.location)
-    return example.id, texts["question"], texts["sql"], path
+    return example.id, question, sql, path
 
 
 def with_doubts(items: Sequence[Item], sql: SqlEngine) -> list[Item]:
@@ -199,7 +214,8 @@ def with_doubts(items: Sequence[Item], sql: SqlEngine) -> list[Item]:
         doubts.setdefault(key, []).append(f"{reason}: {finding.detail}")
     items_with_doubts = []
     for item in items:
-        all_doubts = (*item.doubts, *doubts.get(item.key, ()))
+        new_doubts = doubts.get(item.key, [])
+        all_doubts = (*item.doubts, *new_doubts)
         items_with_doubts.append(dataclasses.replace(item, doubts=all_doubts))
     return items_with_doubts
 

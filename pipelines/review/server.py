@@ -5,7 +5,7 @@ import contextlib
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -47,10 +47,14 @@ class ReviewApp:
             Route("/", lambda _: page(PAGE)),
             Route("/v1/review", guarded(access, self._state)),
             Route("/v1/item", guarded(access, self._item)),
-            Route("/v1/run", guarded(access, self._run), methods=["POST"]),
-            Route("/v1/decide", guarded(access, self._decide), methods=["POST"]),
-            Route("/v1/write", guarded(access, self._write), methods=["POST"]),
         ]
+        actions = {
+            "/v1/run": self._run,
+            "/v1/decide": self._decide,
+            "/v1/write": self._write,
+        }
+        for path, action in actions.items():
+            routes.append(Route(path, guarded(access, action), methods=["POST"]))
         return Starlette(routes=routes, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
@@ -58,10 +62,12 @@ class ReviewApp:
         with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C, pressed again: the files are written all the same
             yield
         counts = self.review.counts()
-        line = ", ".join(f"{count} {choice}" for choice, count in counts.items())
+        texts = [f"{count} {choice}" for choice, count in counts.items()]
+        line = ", ".join(texts)
         if counts["open"] < sum(counts.values()):
             self.review.write()
-            line += f": {self.review.files.out}, {self.review.files.rejected}"
+            files = self.review.files
+            line += f": {files.out}, {files.rejected}"
         self.review.close()
         self.say(line)
 
@@ -69,11 +75,16 @@ class ReviewApp:
         review = self.review
         items = []
         for key, item in review.items.items():
-            items.append([key, item.is_doubted, review.choice(key)])
+            choice = review.choice(key)
+            items.append([key, item.is_doubted, choice])
+        file_names = {
+            "out": review.files.out.name,
+            "rejected": review.files.rejected.name,
+        }
         state = {
             "title": review.title,
             "corrects": review.corrects is not None,
-            "files": {"out": review.files.out.name, "rejected": review.files.rejected.name},
+            "files": file_names,
             "items": items,
         }
         return JSONResponse(state)
@@ -82,22 +93,26 @@ class ReviewApp:
         item = self.review.item(request.query_params.get("key", ""))
         decision = self.review.decisions.get(item.key)
         texts = item.texts
-        if decision is not None and decision.choice == "mended":
-            texts = {name: getattr(decision, name) for name in item.texts}
+        reason = ""
+        if decision is not None:
+            reason = decision.reason
+            if decision.choice == "mended":
+                texts = decision.right_texts(item)
         about = [f"database {item.example.database.id}"]
         for name in SHOWN_FIELDS:
-            if isinstance(item.row.get(name), str):
-                about.append(f"{name} {item.row[name]}")
+            value = item.row.get(name)
+            if isinstance(value, str):
+                about.append(f"{name} {value}")
         content = {
             "key": item.key,
             "id": item.example.id,
             "about": about,
             "doubts": list(item.doubts),
-            "votes": [{"by": vote.by, "sql": vote.sql, "agrees": vote.agrees} for vote in item.votes],
+            "votes": [asdict(vote) for vote in item.votes],
             "was": item.texts,
             **texts,
             "choice": self.review.choice(item.key),
-            "reason": "" if decision is None else decision.reason,
+            "reason": reason,
         }
         return JSONResponse(content)
 
@@ -107,7 +122,8 @@ class ReviewApp:
         sql = body.get("sql")
         if not isinstance(sql, str) or not sql.strip():
             raise Denied(400, "there is no SQL yet")
-        result = await while_connected(request, self.sql.execute(item.example.database, sql, ROWS))
+        execution = self.sql.execute(item.example.database, sql, ROWS)
+        result = await while_connected(request, execution)
         return JSONResponse(result_event(sql, result))
 
     async def _decide(self, request: Request, user: str) -> Response:
@@ -119,21 +135,26 @@ class ReviewApp:
             choice = "accepted" if _is_unchanged(item, texts) else "mended"
             if not texts["question"] or not texts["sql"]:
                 raise DataError("not kept", "A question and its SQL are both needed.")
-        needs_reason = choice == "rejected" or (choice == "mended" and self.review.corrects is not None)
+        needs_reason = choice == "rejected"
+        if choice == "mended" and self.review.corrects is not None:
+            needs_reason = True
         if needs_reason and not texts["reason"]:
             raise DataError("not kept", "Say why: the reason is kept.")
-        if choice in ("accepted", "mended"):
-            sql = item.example.gold_sql if choice == "accepted" else texts["sql"]
-            await self._require_result(request, item, sql)
+        if choice == "accepted":
+            await self._require_result(request, item, item.example.gold_sql)
+        elif choice == "mended":
+            await self._require_result(request, item, texts["sql"])
         if choice != "mended":
             texts |= dict.fromkeys(item.texts, "")
-        decision = Decision(item.key, item.example.id, choice, utc_time(), **texts)
+        now = utc_time()
+        decision = Decision(item.key, item.example.id, choice, now, **texts)
         self.review.keep(decision)
         return JSONResponse({"choice": choice, "counts": self.review.counts()})
 
     async def _require_result(self, request: Request, item: Item, sql: str) -> None:
         """Refuse a SQL that does not run."""
-        result = await while_connected(request, self.sql.execute(item.example.database, sql, 1))
+        execution = self.sql.execute(item.example.database, sql, 1)
+        result = await while_connected(request, execution)
         if not result.ok:
             message = result_event(sql, result)["message"]
             raise Denied(400, f"not kept: {message}")
@@ -144,8 +165,10 @@ class ReviewApp:
 
 def _choice_of(body: Mapping[str, Any]) -> Choice:
     """The choice that a request names."""
-    if body.get("choice") not in get_args(Choice):
-        raise DataError("a choice is one of " + ", ".join(get_args(Choice)))
+    choices = get_args(Choice)
+    if body.get("choice") not in choices:
+        listed = ", ".join(choices)
+        raise DataError(f"a choice is one of {listed}")
     choice: Choice = body["choice"]
     return choice
 
@@ -155,7 +178,8 @@ def _texts_of(body: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
     texts = {}
     for name in names:
         text = body.get(name) or ""
-        if not isinstance(text, str) or not is_valid_unicode(text) or len(text) > TEXT_CHARS:
+        is_text = isinstance(text, str) and is_valid_unicode(text)
+        if not is_text or len(text) > TEXT_CHARS:
             raise DataError(f"{name} is not text, or too long")
         texts[name] = text.strip()
     return texts
@@ -163,7 +187,11 @@ def _texts_of(body: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
 
 def _is_unchanged(item: Item, texts: Mapping[str, str]) -> bool:
     """Whether texts from the page are those of the question; a browser's field has its own ends of lines."""
-    return all(text.strip().splitlines() == texts[name].splitlines() for name, text in item.texts.items())
+    for name, text in item.texts.items():
+        lines = text.strip().splitlines()
+        if lines != texts[name].splitlines():
+            return False
+    return True
 
 
 @contextlib.contextmanager
@@ -182,9 +210,10 @@ def listening(port: int) -> Iterator[socket.socket]:
 def serve(review: Review, sql: SqlEngine, listener: socket.socket, say: Callable[[str], None]) -> None:
     """Serve a review until stopped."""
     review_app = ReviewApp(review, sql, say)
-    n_doubted = sum(item.is_doubted for item in review.items.values())
+    items = review.items.values()
+    n_doubted = sum(item.is_doubted for item in items)
     n_open = review.counts()["open"]
-    say(f"{len(review.items):,} questions, {n_doubted:,} of them doubted, {n_open:,} to decide")
+    say(f"{len(items):,} questions, {n_doubted:,} of them doubted, {n_open:,} to decide")
     port = listener.getsockname()[1]
     say(f"open http://{HOST}:{port}/#{review_app.token} (stop with Ctrl-C)")
     config = uvicorn.Config(review_app.app(), log_level="warning", timeout_graceful_shutdown=2)
