@@ -44,6 +44,8 @@ SIDE_FILES = ("-wal", "-shm", "-journal", ".wal")  # ends of the names of files 
 HEAD = 64  # bytes of a file by which a database is known
 LISTED_CHARS = 200  # characters of the names of files in a warning
 Row = dict[str, Any] | BadRow  # an unreadable row is copied with its place, and the data stage sets it aside
+NamedRow = tuple[str, Row]  # the name of its file or table, and the row
+TableContent = tuple[list[str], list[Any]]  # the names of its columns, and its rows
 
 
 def inbox_path(settings: Nightly) -> Path:
@@ -80,15 +82,19 @@ def freeze_batch(settings: Nightly, batches: Path, day: date | None = None) -> P
     fresh = _fresh_rows(inbox, settings.table, batches, day)
     if not fresh:
         return None
-    numbers = [int(path.name[:4]) for path in batches.glob("[0-9]*")]
+    earlier_batches = batches.glob("[0-9]*")
+    numbers = [int(path.name[:4]) for path in earlier_batches]
     number = max(numbers, default=0) + 1
     marks_digest = digest(sorted(fresh))
     folder = batches / f"{number:04d}-{marks_digest[:8]}"
     work = batches / f".{folder.name}"
     work.mkdir(parents=True, exist_ok=True)
-    databases = inbox if inbox.is_dir() else inbox.parent
+    databases = inbox
+    if inbox.is_file():
+        databases = inbox.parent
     # A lone surrogate has no UTF-8; written as its escape it is JSON, and the data stage sets the row aside.
-    with writing(work), (work / QUESTIONS).open("w", encoding="utf-8", errors="backslashreplace") as file:
+    questions = work / QUESTIONS
+    with writing(work), questions.open("w", encoding="utf-8", errors="backslashreplace") as file:
         for mark, (name, row) in fresh.items():
             if isinstance(row, BadRow):
                 bad_row = set_aside(_without_password(row))
@@ -104,12 +110,12 @@ def freeze_batch(settings: Nightly, batches: Path, day: date | None = None) -> P
     return folder
 
 
-def _fresh_rows(inbox: Path, table: str | None, batches: Path, day: date | None) -> dict[str, tuple[str, Row]]:
+def _fresh_rows(inbox: Path, table: str | None, batches: Path, day: date | None) -> dict[str, NamedRow]:
     """Rows that no batch has taken: digest -> (name of its file, row)."""
     taken: set[str] = set()
     for path in batches.glob(f"[!.]*/{ROWS}"):
         taken.update(read_json(path))
-    fresh: dict[str, tuple[str, Row]] = {}
+    fresh: dict[str, NamedRow] = {}
     for name, row in _rows(inbox, table, day):
         content: Any = row
         if isinstance(row, BadRow):
@@ -129,7 +135,10 @@ def _without_password(row: BadRow) -> BadRow:
 def _unique_id(given: Any, file: str, mark: str) -> str:
     """A row's id in its batch: its own, or the name of its file, with the beginning of its digest."""
     is_number = isinstance(given, int) and not isinstance(given, bool)
-    name = given if is_number or (isinstance(given, str) and given) else file
+    is_text = isinstance(given, str) and given != ""
+    name = file
+    if is_number or is_text:
+        name = given
     return f"{name}-{mark[:8]}"
 
 
@@ -148,18 +157,21 @@ def _with_databases(row: Mapping[str, Any], home: Path, batch: Path) -> dict[str
             continue
         path = Path(database)
         target = home / database
-        if "://" in database or path.is_absolute() or not os.path.isfile(target):
+        is_relative = "://" not in database and not path.is_absolute()
+        if not is_relative or not os.path.isfile(target):
             continue
-        link = batch / database
         if ".." in path.parts:
             located[field] = str(target.resolve())
-        elif path.parts[0] not in RESERVED and not os.path.lexists(link):
+            continue
+        link = batch / database
+        is_reserved = path.parts[0] in RESERVED
+        if not is_reserved and not os.path.lexists(link):
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target.resolve())
     return located
 
 
-def _rows(inbox: Path, table: str | None, day: date | None) -> Iterator[tuple[str, Row]]:
+def _rows(inbox: Path, table: str | None, day: date | None) -> Iterator[NamedRow]:
     """Every row with the name of its file or table."""
     if inbox.is_file():
         if table is None:
@@ -180,21 +192,19 @@ def _rows(inbox: Path, table: str | None, day: date | None) -> Iterator[tuple[st
             yield from _file_rows(path)
 
 
-def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:
+def _file_rows(path: Path) -> Iterator[NamedRow]:
     """Every row of a file with its name; a bad row tells its place."""
     for line, _, row in read_rows(path, hint="Take it out of the inbox."):
         if isinstance(row, dict):
             yield path.stem, row
             continue
-        reason = "not_an_object"
-        detail = f"a {type(row).__name__}, no object"
+        place = f"{path.name}, line {line}"
         if isinstance(row, BadRow):
-            reason = row.reason
-            detail = row.detail
-            text = row.text
+            bad = BadRow(row.reason, f"{place}: {row.detail}", row.text)
         else:
-            text = json.dumps(row)
-        yield path.stem, BadRow(reason, f"{path.name}, line {line}: {detail}", text)
+            kind = type(row).__name__
+            bad = BadRow("not_an_object", f"{place}: a {kind}, no object", json.dumps(row))
+        yield path.stem, bad
 
 
 def _refuse_unread_files(inbox: Path, files: Sequence[Path]) -> None:
@@ -217,15 +227,19 @@ def _warn_of_unread_files(inbox: Path, files: Sequence[Path]) -> None:
     """Name the files that are neither questions nor databases, and files of questions far down in subfolders."""
     unread = []
     for path in files:
-        if path.is_file() and path.suffix.lower() not in READ and not _is_database(path):
+        is_known = path.suffix.lower() in READ or _is_database(path)
+        if path.is_file() and not is_known:
             unread.append(path)
     for path in sorted(inbox.glob("[!.]*/**/*")):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(inbox).parts)
-        if path.suffix.lower() in (*READ, *UNREAD) and path.is_file() and not is_hidden:
+        folders_and_name = path.relative_to(inbox).parts
+        is_hidden = any(name.startswith(".") for name in folders_and_name)
+        has_questions = path.suffix.lower() in (*READ, *UNREAD)
+        if has_questions and path.is_file() and not is_hidden:
             unread.append(path)
     if unread:
-        names = ", ".join(str(path.relative_to(inbox)) for path in unread)
-        log.warning("the inbox %s holds files that are not read: %s", inbox, shortened_line(names, LISTED_CHARS))
+        relative_paths = [str(path.relative_to(inbox)) for path in unread]
+        names = shortened_line(", ".join(relative_paths), LISTED_CHARS)
+        log.warning("the inbox %s holds files that are not read: %s", inbox, names)
 
 
 def _is_database(path: Path) -> bool:
@@ -242,7 +256,8 @@ def _is_database(path: Path) -> bool:
 
 def _table_rows(file: Path, table: str) -> Iterator[Row]:
     """The rows of a table of a DuckDB or SQLite file, without their empty fields."""
-    query = 'SELECT * FROM "' + table.replace('"', '""') + '"'
+    quoted_table = table.replace('"', '""')
+    query = f'SELECT * FROM "{quoted_table}"'
     try:
         if file.suffix == ".duckdb":
             columns, cells = _duckdb_rows(file, query)
@@ -259,13 +274,14 @@ def _table_rows(file: Path, table: str) -> Iterator[Row]:
             if isinstance(value, NotUtf8) and damaged is None:
                 damaged = name
             row[name] = _plain(value)
-        if damaged is not None:
-            yield BadRow("not_utf8", f"row {number} of table {table}: {damaged} is not UTF-8", json.dumps(row))
-        else:
+        if damaged is None:
             yield row
+        else:
+            detail = f"row {number} of table {table}: {damaged} is not UTF-8"
+            yield BadRow("not_utf8", detail, json.dumps(row))
 
 
-def _duckdb_rows(file: Path, query: str) -> tuple[list[str], list[Any]]:
+def _duckdb_rows(file: Path, query: str) -> TableContent:
     """The columns and the rows of a query's result."""
     import duckdb
 
@@ -275,9 +291,10 @@ def _duckdb_rows(file: Path, query: str) -> tuple[list[str], list[Any]]:
         return columns, result.fetchall()
 
 
-def _sqlite_rows(file: Path, query: str) -> tuple[list[str], list[Any]]:
+def _sqlite_rows(file: Path, query: str) -> TableContent:
     """The columns and the rows of a query's result; a text that is not UTF-8 is a `NotUtf8`."""
-    with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as database:
+    address = f"{file.as_uri()}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True)) as database:
         database.text_factory = _text_or_bytes
         cursor = database.execute(query)
         columns = [column[0] for column in cursor.description]
@@ -298,7 +315,10 @@ def _text_or_bytes(data: bytes) -> str | NotUtf8:
 def _plain(value: Any) -> Any:
     """A table's value as JSON: a time as its text; bytes as an object, which no reader takes for a text."""
     if isinstance(value, dict):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        fields = {}
+        for name, inner in value.items():
+            fields[str(name)] = _plain(inner)
+        return fields
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     if isinstance(value, bytes):

@@ -111,8 +111,13 @@ class Ledger:
         first = next(iter(self.lines()), {})
         if first.get("series"):
             return str(first["series"])
-        digest = hashlib.sha256(json.dumps(first).encode()).hexdigest()  # a ledger from before series had ids
+        text = json.dumps(first)  # a ledger from before series had ids
+        digest = hashlib.sha256(text.encode()).hexdigest()
         return digest[:8]
+
+    def withdrawn(self) -> set[str]:
+        """The keys of the champions that were rolled back, in any tier."""
+        return {row["from"] for row in self.lines() if row["event"] == "rollback"}
 
     def champions(self, tier: str = PROD) -> list[Champion]:
         """The champion of a tier, preceded by those that a rollback goes back to.
@@ -124,8 +129,13 @@ class Ledger:
             row_tier = row.get("tier", PROD)
             if row["event"] in DECIDING and row["decision"] == "promoted" and row_tier == tier:
                 challenger = row["challenger"]
-                learned = tuple(row["learned"])
-                stack.append(Champion(challenger["stage"], challenger["key"], learned, number))
+                champion = Champion(
+                    stage=challenger["stage"],
+                    key=challenger["key"],
+                    batches=tuple(row["learned"]),
+                    night=number,
+                )
+                stack.append(champion)
             elif row["event"] == "rollback" and row_tier in (tier, PROD):
                 stack = [champion for champion in stack if champion.key != row["from"]]
         return stack
@@ -173,10 +183,11 @@ class Ledger:
         if staged is None:
             hint = f"Run: sqltrain nightly {recipe} nightly.tier=staging"
             raise DataError(f"{recipe} has no champion of staging", hint)
+        title = f"staging's champion {staged.stage}/{staged.key}"
         if standing_key == staged.key:
-            raise DataError(f"staging's champion {staged.stage}/{staged.key} is prod's champion already")
+            raise DataError(f"{title} is prod's champion already")
         if not self._store.has(staged.stage, staged.key):
-            raise DataError(f"staging's champion {staged.stage}/{staged.key} is not in the store any more")
+            raise DataError(f"{title} is not in the store any more")
         return self.add(
             "promotion",
             standing_key,

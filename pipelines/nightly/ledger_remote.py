@@ -16,6 +16,7 @@ from pipelines.core.store_remote import JSON_BYTES, LINKS, PLAIN_NAME, Remote, p
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
 from pipelines.nightly.ledger import BATCHES, DECIDING, HOME, LINES, Ledger, NightInProgress, decisions, ledgers
 
+Sizes = Mapping[str, int]  # bytes of the files that are there, by name
 BATCH_FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # files of a batch, in the order in which they travel
 Say = Callable[[str], None]
 
@@ -54,7 +55,7 @@ def _push_recipe(remote: Remote, recipe: str, ledger: Ledger, say: Say) -> None:
         say(f"nights of {recipe}: {len(ledger.lines())} pushed")
 
 
-def _push_batches(remote: Remote, home: str, ledger: Ledger, sizes: Mapping[str, int]) -> int:
+def _push_batches(remote: Remote, home: str, ledger: Ledger, sizes: Sizes) -> int:
     """Upload the files of decided batches that differ there, and return how many.
 
     A batch about which no night has decided stays here: it may still lose rows, or be refused.
@@ -68,10 +69,15 @@ def _push_batches(remote: Remote, home: str, ledger: Ledger, sizes: Mapping[str,
         for file in BATCH_FILES:
             path = batch / file
             name = f"{BATCHES}/{batch.name}/{file}"
-            if path.is_file() and sizes.get(name) != path.stat().st_size:
+            if path.is_file() and not _has_size(path, sizes.get(name)):
                 remote.put(path, f"{home}/{name}")
                 n_uploaded += 1
     return n_uploaded
+
+
+def _has_size(path: Path, size: int | None) -> bool:
+    """Whether a file has a size; files of a batch never change without changing theirs."""
+    return path.stat().st_size == size
 
 
 def _links_in(batch: Path) -> dict[str, str]:
@@ -97,17 +103,19 @@ def pull_nights(remote: Remote, store: Store, say: Say) -> None:
             say(f"not pulled: the nights of {recipe!r}, whose name is not of letters, digits, '.', '@', '_' and '-'")
 
 
-def _pull_recipe(remote: Remote, recipe: str, ledger: Ledger, sizes: Mapping[str, int], say: Say) -> None:
+def _pull_recipe(remote: Remote, recipe: str, ledger: Ledger, sizes: Sizes, say: Say) -> None:
     remote_name = f"{HOME}/{recipe}/{LINES}"
     remote_lines = remote.read(remote_name, sizes[f"{recipe}/{LINES}"])
     with ledger.locked():
         if not _continues(remote_lines, _own_lines(ledger), recipe):
             return
-        _pull_batches(remote, recipe, ledger, sizes, _decided_batches(remote_lines, remote_name))
+        decided = _decided_batches(remote_lines, remote_name)
+        _pull_batches(remote, recipe, ledger, sizes, decided)
         with ledger.lines_locked():
             if not _continues(remote_lines, _own_lines(ledger), recipe):  # rolled back meanwhile
                 return
-            write_atomic(ledger.folder / LINES, _without_torn_line(remote_lines).decode("utf-8"))
+            lines = _without_torn_line(remote_lines)
+            write_atomic(ledger.folder / LINES, lines.decode("utf-8"))
     say(f"nights of {recipe}: {len(ledger.lines())} pulled")
 
 
@@ -130,7 +138,8 @@ def _decided_batches(lines: bytes, remote_name: str) -> set[str]:
         names = []
         for row in rows:
             if row["event"] in DECIDING and row["decision"] == "promoted":
-                names += [row["challenger"]["stage"], row["challenger"]["key"]]
+                challenger = row["challenger"]
+                names += [challenger["stage"], challenger["key"]]
                 if not isinstance(row["learned"], list):
                     raise TypeError("batches that were learned are a list")
             elif row["event"] == "rollback":
@@ -142,9 +151,10 @@ def _decided_batches(lines: bytes, remote_name: str) -> set[str]:
         raise refused(remote_name, "it is not a ledger") from None
 
 
-def _pull_batches(remote: Remote, recipe: str, ledger: Ledger, sizes: Mapping[str, int], decided: set[str]) -> None:
-    links_last = sorted(sizes, key=lambda name: name.endswith(f"/{LINKS}"))  # no file is written through a link
-    for name in links_last:
+def _pull_batches(remote: Remote, recipe: str, ledger: Ledger, sizes: Sizes, decided: set[str]) -> None:
+    files_of_links = [name for name in sizes if name.endswith(f"/{LINKS}")]
+    other_files = [name for name in sizes if name not in files_of_links]
+    for name in (*other_files, *files_of_links):  # no file is written through a link
         owner, _, rest = name.partition("/")
         home, _, rest = rest.partition("/")
         batch, _, file = rest.partition("/")
@@ -153,7 +163,7 @@ def _pull_batches(remote: Remote, recipe: str, ledger: Ledger, sizes: Mapping[st
         if not PLAIN_NAME.fullmatch(batch) or batch not in decided:
             continue
         path = ledger.batches / batch / file
-        if not path.is_file() or path.stat().st_size != sizes[name]:
+        if not path.is_file() or not _has_size(path, sizes[name]):
             _download(remote, f"{HOME}/{name}", sizes[name], path)
         if file == LINKS:
             _make_links(path)
@@ -182,9 +192,11 @@ def _make_links(path: Path) -> None:
     for target in links.values():
         if not isinstance(target, str) or "\0" in target:
             raise refused(remote_name, "its links are not a mapping of texts")
-    reserved = {*BATCH_FILES, *map(_partial_name, BATCH_FILES)}
+    partial_names = [_partial_name(file) for file in BATCH_FILES]
+    reserved = {*BATCH_FILES, *partial_names}
     for link in links:
-        if link.split("/")[0] in reserved:
+        first_folder = link.split("/")[0]
+        if first_folder in reserved:
             raise refused(remote_name, f"the link {link!r} stands where a file is to lie")
     for link, target in links.items():
         if os.path.lexists(batch / link):  # an earlier pull may have made it
@@ -203,7 +215,8 @@ def _continues(longer: bytes, shorter: bytes, recipe: str) -> bool:
     """Whether one ledger has whole lines that the other lacks; False if it is the same or behind."""
     longer = _without_torn_line(longer)
     shorter = _without_torn_line(shorter)
-    if not longer.startswith(shorter) and not shorter.startswith(longer):
+    have_parted = not longer.startswith(shorter) and not shorter.startswith(longer)
+    if have_parted:
         raise DataError(
             f"the nights of {recipe} here and there have parted: each side has some of its own",
             "Keep one: remove the other's ledger.jsonl, or use another URL.",

@@ -32,6 +32,11 @@ Walk = Callable[[Recipe, Store, Sequence[Step], str], list[StageResult]]
 CURATION = ("data", "test", "leakage", "synthesize", "filter", "gold_schema")
 RETRAINING = ("filter", "gold_schema", "sft", "difficulty", "grpo")  # stages that are made on a union
 Keys = Mapping[str, str]  # names of finished stages -> their keys
+NOTHING_NEW: dict[str, Any] = {
+    "decision": "nothing",
+    "reason": "no new questions",
+    "new": [],
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,11 @@ class NightContext:
         finished = self.walk(recipe, self.store, steps, role)
         self.stages.extend(finished)
         return {stage.name: stage for stage in finished}
+
+    def check_finished(self, step: Step) -> None:
+        """Check the contract of a step that is made already."""
+        stage = StageResult(step.name, step.key, step.folder, {}, True)
+        self.check(stage, self.recipe)
 
 
 @dataclass(frozen=True)
@@ -86,11 +96,10 @@ def guards(name: str, overrides: Sequence[str], recipe: Recipe) -> dict[str, Rec
         guard = recipes.load(name, [*overrides, f"include={include}"])
         reason = _missing_questions(guard)
         if reason:
-            raise RecipeError(
-                f"nightly.guards: {include}: {reason}", "Run: sqltrain data add NAME PATH, and name local/NAME there."
-            )
-        stages = tuple(stage for stage in guard.stages if stage != "gold_schema")
-        guards[include] = guard.model_copy(update={"stages": stages})
+            hint = "Run: sqltrain data add NAME PATH, and name local/NAME there."
+            raise RecipeError(f"nightly.guards: {include}: {reason}", hint)
+        stages = [stage for stage in guard.stages if stage != "gold_schema"]
+        guards[include] = guard.model_copy(update={"stages": tuple(stages)})
     return guards
 
 
@@ -101,7 +110,9 @@ def _missing_questions(guard: Recipe) -> str:
     path = guard.benchmark.path
     if not path:
         return "no path to its questions"
-    if "://" in str(path) or Path(str(path)).expanduser().exists():
+    if "://" in str(path):
+        return ""
+    if Path(str(path)).expanduser().exists():
         return ""
     return f"nothing is at {path}"
 
@@ -119,11 +130,10 @@ def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
     with ledger.locked():
         inbox.freeze_batch(recipe.nightly, ledger.batches, day)
         fresh = ledger.undecided()  # a later day's batch may be among them, if a replay was killed
-        nothing: dict[str, Any] = {"decision": "nothing", "reason": "no new questions", "new": []}
         if not fresh and day is not None:
-            return nothing
+            return dict(NOTHING_NEW)
         if not fresh and ledger.incumbent(recipe.nightly.tier) is not None:
-            return ledger.add("night", **nothing)
+            return ledger.add("night", **NOTHING_NEW)
         base = _curate(context, recipe, "base")
         batches = {}
         for path in ledger.usable():
@@ -143,17 +153,18 @@ def _train_challenger(context: NightContext, ledger: Ledger, base: Keys, batches
         start = ledger.incumbent(recipe.nightly.tier)
     if start is not None:
         start_key = start.key
-    united = _unite(context, start, base, batches)
+    united = _unite_batches(context, start, base, batches)
     training = _training_recipe(context, start, united["data"])
     steps = graph.plan(training, context.store, given=united)
     try:
         for step in steps:
             if step.name in united:
-                context.check(_finished(step), recipe)
+                context.check_finished(step)
     except DataError as error:
         raise _refuse_batches(ledger, ledger.undecided(), error) from error
     finished = context.make(training, steps)
-    last_stage = [name for name in graph.TRAINING if name in finished][-1]
+    training_stages = [name for name in graph.TRAINING if name in finished]
+    last_stage = training_stages[-1]
     return Challenger(
         stage=last_stage,
         key=finished[last_stage].key,
@@ -163,7 +174,9 @@ def _train_challenger(context: NightContext, ledger: Ledger, base: Keys, batches
     )
 
 
-def _unite(context: NightContext, start: Champion | None, base: Keys, batches: Mapping[str, Keys]) -> dict[str, str]:
+def _unite_batches(
+    context: NightContext, start: Champion | None, base: Keys, batches: Mapping[str, Keys]
+) -> dict[str, str]:
     """The union of the recipe's own stages and the batches': all are fresh to a base that is trained anew."""
     learned: Sequence[str] = ()
     replay = None
@@ -172,7 +185,8 @@ def _unite(context: NightContext, start: Champion | None, base: Keys, batches: M
         replay = context.recipe.nightly.replay
     parts = [UnionPart(base, fresh=start is None)]
     for name, keys in batches.items():
-        parts.append(UnionPart(keys, fresh=name not in learned))
+        is_fresh = name not in learned
+        parts.append(UnionPart(keys, is_fresh))
     return unite(context.store, parts, replay, context.recipe.seed)
 
 
@@ -180,25 +194,28 @@ def _training_recipe(context: NightContext, start: Champion | None, data_key: st
     """The recipe's training stages alone, on a union's data, from the champion's weights if there is one."""
     recipe = context.recipe
     stages = tuple(name for name in recipe.stages if name in RETRAINING)
-    if not set(stages) & set(graph.TRAINING):
+    if set(stages).isdisjoint(graph.TRAINING):
         raise RecipeError(f"recipe {recipe.name} has neither sft nor grpo", "There is nothing to retrain.")
-    metrics = read_json(context.store.folder("data", data_key) / "metrics.json")
+    union_folder = context.store.folder("data", data_key)
+    metrics = read_json(union_folder / "metrics.json")
     n_sources = int(metrics["rl_sources"])
     # The union's rows are made already; only the number of their sources is read.
     rl = (Source(kind="jsonl"),) * n_sources
     data = recipe.data.model_copy(update={"rl": rl})
-    changes: dict[str, Any] = {"stages": stages, "data": data}
+    model = recipe.model
     if start is not None:
         weights = context.store.folder(start.stage, start.key) / "model"
-        changes["model"] = recipe.model.model_copy(update={"source": str(weights)})
+        model = model.model_copy(update={"source": str(weights)})
+    difficulty = recipe.difficulty
     if n_sources != len(recipe.data.rl):
-        changes["difficulty"] = recipe.difficulty.model_copy(update={"explore_parts": ()})
+        difficulty = difficulty.model_copy(update={"explore_parts": ()})
+    changes = {
+        "stages": stages,
+        "data": data,
+        "model": model,
+        "difficulty": difficulty,
+    }
     return recipe.model_copy(update=changes)
-
-
-def _finished(step: Step) -> StageResult:
-    """A step that is made already, as the stage whose contract is checked."""
-    return StageResult(step.name, step.key, step.folder, {}, True)
 
 
 def conclude(
@@ -213,10 +230,14 @@ def conclude(
         fresh: batches about which this decides.
     """
     tier = context.recipe.nightly.tier
-    curated_stages = {item for keys in curated for item in keys.items()}
+    names_of_fresh = [path.name for path in fresh]
+    curated_stages: set[tuple[str, str]] = set()
+    for keys in curated:
+        curated_stages |= keys.items()
+    challenger_named = {"stage": challenger.stage, "key": challenger.key}
     while True:
         champion = ledger.incumbent(tier)
-        withdrawn = {row["from"] for row in ledger.lines() if row["event"] == "rollback"}
+        withdrawn = ledger.withdrawn()
         champion_named = None
         standing = ""
         if champion is not None:
@@ -224,7 +245,10 @@ def conclude(
             champion_named = {"stage": champion.stage, "key": champion.key}
             standing = champion.key
         verdict = compare_with_champion(context, challenger, champion, withdrawn)
-        made_stages = [f"{stage.name}/{stage.key}" for stage in context.stages if not stage.cached]
+        made_stages = []
+        for stage in context.stages:
+            if not stage.cached:
+                made_stages.append(f"{stage.name}/{stage.key}")
         with contextlib.suppress(ChampionChanged):
             return ledger.add(
                 "night",
@@ -232,10 +256,10 @@ def conclude(
                 decision=verdict.decision,
                 reason=verdict.reason,
                 numbers=verdict.numbers,
-                new=[path.name for path in fresh],
+                new=names_of_fresh,
                 rows=_n_rows(fresh),
                 held_out=_n_held_out(fresh),
-                challenger={"stage": challenger.stage, "key": challenger.key},
+                challenger=challenger_named,
                 champion=champion_named,
                 learned=challenger.learned,
                 stages=sorted(curated_stages),
@@ -245,11 +269,20 @@ def conclude(
 
 
 def _n_held_out(batches: Sequence[Path]) -> int:
-    return sum(len(inbox.held_out_rows(path)) for path in batches)
+    """How many rows of batches ask held-out questions."""
+    count = 0
+    for batch in batches:
+        count += len(inbox.held_out_rows(batch))
+    return count
 
 
 def _n_rows(batches: Sequence[Path]) -> int:
-    return sum(len(read_json(path / inbox.ROWS)) for path in batches)
+    """How many rows batches took, those that ask held-out questions included."""
+    count = 0
+    for batch in batches:
+        digests = read_json(batch / inbox.ROWS)
+        count += len(digests)
+    return count
 
 
 def _curate(context: NightContext, recipe: Recipe, role: str) -> Keys:
@@ -259,14 +292,15 @@ def _curate(context: NightContext, recipe: Recipe, role: str) -> Keys:
         made = context.make(recipe, steps, role)
         return {name: stage.key for name, stage in made.items()}
     for step in steps:
-        context.check(_finished(step), recipe)
+        context.check_finished(step)
     return {step.name: step.key for step in steps}
 
 
 def _admit(context: NightContext, ledger: Ledger, batch: Path, base: Keys, is_fresh: bool) -> Keys:
     """A batch's curated stages; rows of a fresh one that ask held-out questions are taken out of it first."""
     # The batch stands in place of the training pools; the held-out questions stay the recipe's.
-    source = Source(kind="jsonl", path=str(batch / inbox.QUESTIONS))
+    questions = batch / inbox.QUESTIONS
+    source = Source(kind="jsonl", path=str(questions))
     data = context.recipe.data.model_copy(update={"sft": source, "rl": (source,)})
     recipe = context.recipe.model_copy(update={"data": data})
     try:
@@ -275,7 +309,8 @@ def _admit(context: NightContext, ledger: Ledger, batch: Path, base: Keys, is_fr
             _check_drift(context, base, keys)
     except DataError as error:
         steps = graph.plan(recipe, context.store, among=CURATION)
-        if is_fresh and inbox.set_held_out_aside(batch, _held_out_repeats(steps)):
+        repeats = _held_out_repeats(steps)
+        if is_fresh and inbox.set_held_out_aside(batch, repeats):
             return _admit(context, ledger, batch, base, is_fresh)
         bad_rows = _quarantine(context.store, steps[0])
         raise _refuse_batches(ledger, [batch], error, bad_rows) from error
@@ -289,7 +324,8 @@ def _check_drift(context: NightContext, base: Keys, batch: Keys) -> None:
     fresh_folder = context.store.folder("data", batch["data"])
     fresh = examples(fresh_folder, "sft")
     limit = context.recipe.contracts.max_drift
-    for name, value in question_drift(learned, fresh).items():
+    drift = question_drift(learned, fresh)
+    for name, value in drift.items():
         if value > limit:
             raise DataError(
                 f"the new questions' {name} lies {value:.2f} from what was learned (allowed {limit:.2f})",
@@ -303,7 +339,8 @@ def _held_out_repeats(steps: Sequence[Step]) -> dict[str, str]:
     for step in steps:
         if step.name not in ("data", "leakage"):
             continue
-        for pool in read_json(step.folder / LEAKAGE).values():
+        report = read_json(step.folder / LEAKAGE)
+        for pool in report.values():
             for leak in pool["leaks"]:
                 if leak["same_database"]:
                     repeats[leak["train"]] = leak["held_out"]
@@ -314,8 +351,9 @@ def _quarantine(store: Store, data_step: Step) -> Path | None:
     """The file of a batch's bad rows, in the finished data stage or in the one that failed."""
     work = store.work(data_step.kind, data_step.key)
     for folder in (data_step.folder, work):
-        if (folder / QUARANTINE).is_file():
-            return folder / QUARANTINE
+        file = folder / QUARANTINE
+        if file.is_file():
+            return file
     return None
 
 
@@ -343,7 +381,8 @@ def compare_with_champion(
     recipe = context.recipe
     test, n_seen = _held_out_records(context, recipe, challenger, champion, "")
     guarded = {}
-    for name, guard in guards(context.name, context.overrides, recipe).items():
+    guard_recipes = guards(context.name, context.overrides, recipe)
+    for name, guard in guard_recipes.items():
         guarded[name], _ = _held_out_records(context, guard, challenger, champion, name)
     if not test.before:
         reason = f"the champion was trained on all {n_seen} questions that are held out now: nothing can be compared"

@@ -30,6 +30,9 @@ class HeldOutRecords:
     equality: str
 
 
+Guards = Mapping[str, HeldOutRecords]  # by the name of the guard
+
+
 @dataclasses.dataclass(frozen=True)
 class PromotionDecision:
     decision: Decision
@@ -39,16 +42,16 @@ class PromotionDecision:
     numbers: dict[str, float]
 
 
-def decide_promotion(
-    test: HeldOutRecords, guards: Mapping[str, HeldOutRecords], settings: Nightly, seed: int
-) -> PromotionDecision:
+def decide_promotion(test: HeldOutRecords, guards: Guards, settings: Nightly, seed: int) -> PromotionDecision:
     """Compare a challenger with the champion."""
     overall = _compare_records(test, seed)
     if overall is None:
         raise DataError("champion and challenger share no held-out question")
     differences = _accuracy_differences(test, guards, seed)
     paired = overall.paired
-    p_mcnemar = 1.0 if overall.p_mcnemar is None else overall.p_mcnemar
+    p_mcnemar = overall.p_mcnemar
+    if p_mcnemar is None:
+        p_mcnemar = 1.0
     numbers: dict[str, float] = {
         "champion_ex": overall.accuracy_before,
         "challenger_ex": overall.accuracy_after,
@@ -73,17 +76,20 @@ def decide_promotion(
         is_better = paired.low > 0
         interval = f"[{100 * paired.low:+.1f}, {100 * paired.high:+.1f}]"
         test_in_words = f"95 % interval {interval} points, {paired.method}"
-    change = f"{100 * overall.accuracy_before:.1f} to {100 * overall.accuracy_after:.1f} % of {paired.n} questions"
+    percent_before = 100 * overall.accuracy_before
+    percent_after = 100 * overall.accuracy_after
+    change = f"{percent_before:.1f} to {percent_after:.1f} % of {paired.n} questions"
     if is_worse:
         return PromotionDecision("worse", f"worse: {change} ({test_in_words})", numbers)
     losses = {name: value for name, value in differences.items() if value < -settings.max_drop - 1e-9}
     if losses:
         bound = f"nightly.max_drop allows {100 * settings.max_drop:.1f} points"
         return PromotionDecision("kept", f"it loses on {_in_points(losses)} ({bound}); {change}", numbers)
-    unmeasured = ", ".join(name for name in guards if f"guard/{name}" not in differences)
+    unmeasured = [name for name in guards if f"guard/{name}" not in differences]
     if unmeasured:
-        why = "champion and challenger share no question there that counts"
-        return PromotionDecision("kept", f"whether it loses on {unmeasured} cannot be told: {why}; {change}", numbers)
+        uncertainty = f"whether it loses on {', '.join(unmeasured)} cannot be told"
+        cause = "champion and challenger share no question there that counts"
+        return PromotionDecision("kept", f"{uncertainty}: {cause}; {change}", numbers)
     if not is_better:
         return PromotionDecision("kept", f"not shown to be better: {change} ({test_in_words})", numbers)
     return PromotionDecision("promoted", f"better: {change} ({test_in_words})", numbers)
@@ -105,7 +111,7 @@ def _compare_records(records: HeldOutRecords, seed: int, level: str | None = Non
     return compare(before, after, records.equality, ("champion", "challenger"), seed=seed)
 
 
-def _accuracy_differences(test: HeldOutRecords, guards: Mapping[str, HeldOutRecords], seed: int) -> dict[str, float]:
+def _accuracy_differences(test: HeldOutRecords, guards: Guards, seed: int) -> dict[str, float]:
     """The difference on each hardness level and guard that has questions of both."""
     comparisons: dict[str, Comparison | None] = {}
     for level in HARDNESS_LEVELS:
@@ -133,15 +139,17 @@ def question_drift(learned: Sequence[Example], fresh: Sequence[Example]) -> dict
         return {}
     old_levels = [example.hardness for example in learned]
     new_levels = [example.hardness for example in fresh]
-    old_lengths = [_length(example) for example in learned]
-    new_lengths = [_length(example) for example in fresh]
+    hardness = distance(old_levels, new_levels)
+    old_lengths = [_length_in_words(example) for example in learned]
+    new_lengths = [_length_in_words(example) for example in fresh]
     quartiles = quantiles(old_lengths, n=4)
-    old_quarters = [bisect_right(quartiles, length) for length in old_lengths]
-    new_quarters = [bisect_right(quartiles, length) for length in new_lengths]
-    return {"hardness": distance(old_levels, new_levels), "length": distance(old_quarters, new_quarters)}
+    old_quarters = [bisect_right(quartiles, n_words) for n_words in old_lengths]
+    new_quarters = [bisect_right(quartiles, n_words) for n_words in new_lengths]
+    length = distance(old_quarters, new_quarters)
+    return {"hardness": hardness, "length": length}
 
 
-def _length(example: Example) -> int:
+def _length_in_words(example: Example) -> int:
     return len(example.question.split())
 
 
@@ -169,9 +177,11 @@ def trained_on(store: Store, checkpoint: Stage, other: Stage, test: Path) -> fro
         return frozenset()
     learned: list[Example] = []
     for key in sorted(data):
+        folder = store.folder("data", key)
         for pool in TRAINED:
-            learned += each_example(store.folder("data", key), pool)
-    repeated = leaks(examples(test, "test"), learned)
+            learned += each_example(folder, pool)
+    held_out = examples(test, "test")
+    repeated = leaks(held_out, learned)
     return frozenset(leak.train for leak in repeated if leak.same_database)
 
 

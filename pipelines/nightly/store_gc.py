@@ -35,33 +35,43 @@ class GcCandidate:
 
 def pins(store: Store) -> list[StageName]:
     """The stages that a person keeps."""
-    rows = read_json(store.root / PINS) or []
-    are_pairs = [isinstance(row, list) and len(row) == 2 for row in rows]
-    if not all(are_pairs):
-        raise DataError(f"{store.root / PINS} is damaged", "It is a list of [stage, key] pairs: mend it, or remove it.")
-    return [(stage, key) for stage, key in rows]
+    path = store.root / PINS
+    pinned = []
+    for row in read_json(path) or []:
+        if not isinstance(row, list) or len(row) != 2:
+            raise DataError(f"{path} is damaged", "It is a list of [stage, key] pairs: mend it, or remove it.")
+        stage, key = row
+        pinned.append((stage, key))
+    return pinned
 
 
 def pin(store: Store, name: str, keep: bool) -> StageName:
     """Keep a stage ("report/KEY", or the beginning of its key) with all that it was made of, or keep it no longer."""
-    wanted_stage, _, start = name.partition("/")
     with files.lock(store.root / f".{PINS}"):
         pinned = pins(store)
-        candidates = list(store.made()) if keep else pinned
-        matches = []
-        for stage, key in candidates:
-            if stage == wanted_stage and start and key.startswith(start):
-                matches.append((stage, key))
-        if len(matches) != 1:
-            number = "more than one" if matches else "no"
-            noun = "stage" if keep else "pin"
-            raise DataError(f"{number} {noun} {name!r} in {store.root}", "See: sqltrain store ls --all")
-        match = matches[0]
-        remaining = [pair for pair in pinned if pair != match]
         if keep:
-            remaining.append(match)
-        write_json(store.root / PINS, sorted(remaining))
+            match = _only_match(store, name, store.made(), "stage")
+            pinned_now = {*pinned, match}
+        else:
+            match = _only_match(store, name, pinned, "pin")
+            pinned_now = set(pinned) - {match}
+        write_json(store.root / PINS, sorted(pinned_now))
     return match
+
+
+def _only_match(store: Store, name: str, candidates: Iterable[StageName], noun: str) -> StageName:
+    """The one stage whose name and beginning of a key are "stage/start"."""
+    wanted_stage, _, start = name.partition("/")
+    matches = []
+    for stage, key in candidates:
+        if stage == wanted_stage and start and key.startswith(start):
+            matches.append((stage, key))
+    if len(matches) == 1:
+        return matches[0]
+    number = "no"
+    if matches:
+        number = "more than one"
+    raise DataError(f"{number} {noun} {name!r} in {store.root}", "See: sqltrain store ls --all")
 
 
 def reasons_to_keep(
@@ -89,7 +99,7 @@ def reasons_to_keep(
             continue
         manifest = _manifest(store, name, damaged)
         inputs = list(manifest.get("inputs", {}).items())
-        if inputs and all(need in reasons for need in inputs):
+        if inputs and reasons.keys() >= set(inputs):
             reasons.setdefault(name, reasons[inputs[-1]])
     if damaged:
         reason = f"perhaps needed by what is damaged: {_names_in_words(damaged)}"
@@ -107,8 +117,9 @@ def _roots(
 ) -> Iterator[tuple[str, list[StageName]]]:
     """The stages that are kept for their own sake: (reason, stages), the first reason for a stage first."""
     for run in live_runs(store):
+        recipe = run.get("recipe", "?")
         claimed_stages = [(stage, key) for stage, key in run["stages"]]
-        yield f"run of {run.get('recipe', '?')} (process {run['pid']})", claimed_stages
+        yield f"run of {recipe} (process {run['pid']})", claimed_stages
     yield "pinned", pins(store)
     for recipe, ledger in ledgers(store).items():
         champions = []
@@ -117,8 +128,9 @@ def _roots(
                 champions.append((champion.stage, champion.key))
         yield f"champion of {recipe}", champions
         # The next night compares its challenger with that evaluation.
-        yield f"evaluation of the champion of {recipe}", _evaluations_with(store, sealed, champions, damaged)
-        curated = []
+        evaluations = _evaluations_with(store, sealed, champions, damaged)
+        yield f"evaluation of the champion of {recipe}", evaluations
+        curated: list[StageName] = []
         for row in ledger.lines():
             if row["event"] == "night":
                 curated += [(stage, key) for stage, key in row.get("stages", [])]
@@ -169,7 +181,8 @@ def _closure(
                 waiting.append((stage, manifest[stage]))
         if name[0] == "model":
             try:
-                base = stage_at(base_of(store.folder(*name)) or "", store)
+                path = base_of(store.folder(*name)) or ""
+                base = stage_at(path, store)
             except (DataError, KeyError, TypeError):
                 damaged.add(name)
             else:
@@ -181,10 +194,11 @@ def _manifest(store: Store, name: StageName, damaged: set[StageName]) -> dict[st
     """A stage's manifest; {} if that is damaged, which is noted."""
     with contextlib.suppress(DataError, KeyError):
         manifest = store.manifest(*name)
-        is_its_own = (manifest["stage"], manifest["key"]) == name
-        tables = (manifest.get("inputs", {}), manifest.get("recipe", {}))
-        has_tables = all(isinstance(table, dict) for table in tables)
-        if is_its_own and has_tables:
+        stage_and_key = (manifest["stage"], manifest["key"])
+        inputs = manifest.get("inputs", {})
+        recipe = manifest.get("recipe", {})
+        has_tables = isinstance(inputs, dict) and isinstance(recipe, dict)
+        if stage_and_key == name and has_tables:
             return manifest
     damaged.add(name)
     return {}
@@ -256,7 +270,8 @@ def collect_garbage(store: Store, candidates: Iterable[GcCandidate]) -> Iterator
     needed: set[StageName] = set()
     damaged: set[StageName] = set()
     for candidate in candidates:
-        roots_now = frozenset([*claimed_names(store), *pins(store)])
+        claimed = claimed_names(store)
+        roots_now = frozenset([*claimed, *pins(store)])
         if roots_now != roots:
             roots = roots_now
             needed = {*roots, *_closure(store, sealed, roots, damaged)}
@@ -296,19 +311,24 @@ def usage_by_kind(store: Store) -> dict[str, tuple[int, int]]:
     sizes: Counter[str] = Counter()
     for kind in folder_names(store.root):
         folder = store.root / kind
-        keys = folder_names(folder)
-        counts[kind] = sum(os.path.isfile(f"{folder}/{key}/{MANIFEST}") for key in keys)
+        manifests = [f"{folder}/{key}/{MANIFEST}" for key in folder_names(folder)]
+        counts[kind] = sum(map(os.path.isfile, manifests))
         sizes[kind] = size_of(folder)
-    return {kind: (counts[kind], n_bytes) for kind, n_bytes in sizes.most_common()}
+    usage = {}
+    for kind, n_bytes in sizes.most_common():
+        usage[kind] = (counts[kind], n_bytes)
+    return usage
 
 
 def size_of(folder: Path) -> int:
     """The bytes of all files under a folder; links are not followed."""
     total = 0
     for path, folders, names in os.walk(folder):
-        links_to_folders = [name for name in folders if os.path.islink(f"{path}/{name}")]
-        for name in (*names, *links_to_folders):
+        paths = [os.path.join(path, name) for name in names]
+        subfolders = [os.path.join(path, name) for name in folders]
+        paths += filter(os.path.islink, subfolders)
+        for file in paths:
             with contextlib.suppress(FileNotFoundError):  # it may go while the store is read
-                status = os.lstat(f"{path}/{name}")
+                status = os.lstat(file)
                 total += status.st_size
     return total

@@ -22,7 +22,9 @@ def push_stages(store: Store, url: str, names: Sequence[str], say: Say) -> None:
     damaged = 0
     for name in select_stages(list(store.made()), names, str(store.root)):
         title = "/".join(name)
-        manifest = _remote_manifest(remote, name) if name in remote_names else None
+        manifest = None
+        if name in remote_names:
+            manifest = _remote_manifest(remote, name)
         if manifest is not None:
             path = store.folder(*name) / MANIFEST
             if manifest != path.read_bytes():
@@ -83,4 +85,5 @@ def pull_stages(store: Store, url: str, names: Sequence[str], say: Say) -> None:
 
 def count_stages(count: int, participle: str) -> str:
     """A number of stages for a person: "1 stage pushed"."""
-    return f"{count} stage{'' if count == 1 else 's'} {participle}"
+    noun = "stage" if count == 1 else "stages"
+    return f"{count} {noun} {participle}"

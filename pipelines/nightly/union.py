@@ -30,9 +30,9 @@ PARTS = "parts"  # the folder of a union with links to the folders of its databa
 
 @dataclass(frozen=True)
 class UnionPart:
-    """One batch, or the recipe's own data: the keys of its finished stages, by name."""
+    """One batch, or the recipe's own data."""
 
-    keys: Mapping[str, str]
+    keys: Mapping[str, str]  # the keys of its finished stages, by name.
     # fresh: the champion has not learned it; GRPO draws on it, and all of its demonstrations are taken.
     fresh: bool
 
@@ -44,18 +44,20 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
     of old demonstrations for each fresh one; None takes all.
     """
     united = {}
+    are_fresh = [part.fresh for part in parts]
     for stage in ("data", "filter", "gold_schema"):
         if stage not in parts[0].keys:
             continue
+        keys_of_parts = [part.keys[stage] for part in parts]
+        folders = [store.folder(stage, key) for key in keys_of_parts]
         about: dict[str, Any] = {
             "version": VERSION,
-            "parts": [[stage, part.keys[stage]] for part in parts],
-            "fresh": [part.fresh for part in parts],
+            "parts": [[stage, key] for key in keys_of_parts],
+            "fresh": are_fresh,
         }
         if stage == "filter":
             about |= {"replay": replay, "seed": seed}
-        key = digest(["union", stage, about])
-        folders = [store.folder(stage, part.keys[stage]) for part in parts]
+        union_key = digest(["union", stage, about])
 
         def build(work: Path, stage: str = stage, folders: Sequence[Path] = folders) -> None:
             if stage == "data":
@@ -65,14 +67,15 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
             else:
                 _join_gold_schemas(work, folders)
 
-        store.make(stage, key, build, about, lambda: None)
-        united[stage] = key
+        store.make(stage, union_key, build, about, lambda: None)
+        united[stage] = union_key
     return united
 
 
 def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> None:
     """Questions of all parts; each part's databases stay where they are, behind a link."""
     (folder / PARTS).mkdir(exist_ok=True)
+    is_rl = pl.col("pool") == "rl"
     frames_of_parts: list[pl.LazyFrame] = []
     n_sources = 0  # sources of the RL pool: each keeps a number of its own
     for index, (part, source) in enumerate(zip(parts, folders, strict=True)):
@@ -85,13 +88,15 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
         if part.fresh:
             pools.append("rl")
         frame = pl.scan_parquet(source / DATA, glob=False)
-        frame = frame.filter(pl.col("pool").is_in(pools))
+        is_taken = pl.col("pool").is_in(pools)
+        frame = frame.filter(is_taken)
         frame = frame.with_columns(database=_database_in_union(index))
-        is_rl = pl.col("pool") == "rl"
         offset = pl.when(is_rl).then(n_sources).otherwise(0)
-        frames_of_parts.append(frame.with_columns(part=pl.col("part") + offset))
+        number_in_union = pl.col("part") + offset
+        frames_of_parts.append(frame.with_columns(part=number_in_union))
         rl_rows = frame.filter(is_rl)
-        last_source = rl_rows.select(pl.col("part").max()).collect().item()
+        largest_number = rl_rows.select(pl.col("part").max())
+        last_source = largest_number.collect().item()
         if last_source is not None:
             n_sources += int(last_source) + 1
     questions = pl.concat(frames_of_parts, how="diagonal_relaxed")
@@ -103,17 +108,21 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
     for pool in (*TRAINED, *HELD_OUT):
         is_of_pool = pool_column == pool
         metrics[f"{pool}_examples"] = float(is_of_pool.sum())
-    write_json(folder / "metrics.json", {**metrics, "parts": len(parts), "rl_sources": n_sources})
+    metrics["parts"] = len(parts)
+    metrics["rl_sources"] = n_sources
+    write_json(folder / "metrics.json", metrics)
 
 
 def _database_in_union(index: int) -> pl.Expr:
     """The database of a part's question, its file as seen from the union's folder; addresses of servers stay."""
     database = pl.col("database")
     location = database.struct.field("location")
+    engine = database.struct.field("engine")
     servers = [name for name in DIALECTS if DIALECTS[name].is_server]
-    is_on_server = database.struct.field("engine").is_in(servers)
+    is_on_server = engine.is_in(servers)
     behind_link = pl.lit(f"{PARTS}/{index}/") + location
-    location_in_union = pl.when(is_on_server).then(location).otherwise(behind_link)
+    unless_on_server = pl.when(is_on_server).then(location)
+    location_in_union = unless_on_server.otherwise(behind_link)
     return database.struct.with_fields(location=location_in_union)
 
 
@@ -123,7 +132,8 @@ def _join_demonstrations(
     """All fresh demonstrations, and as many of the old ones as are replayed."""
     heights = []
     for source in folders:
-        heights.append(frames.read(source / DATA, "example_id").height)
+        ids = frames.read(source / DATA, "example_id")
+        heights.append(ids.height)
     n_fresh = 0
     for height, part in zip(heights, parts, strict=True):
         if part.fresh:
@@ -133,7 +143,8 @@ def _join_demonstrations(
     if replay is not None:
         n_replayed = min(n_old, round(replay * n_fresh))
     rng = random.Random(f"{seed}/replay")
-    replayed = set(rng.sample(range(n_old), n_replayed))  # numbers among all old rows
+    drawn = rng.sample(range(n_old), n_replayed)  # numbers among all old rows
+    replayed = set(drawn)
     selected: list[pl.LazyFrame] = []
     n_before = 0  # old rows of the parts before
     for source, height, part in zip(folders, heights, parts, strict=True):
@@ -141,7 +152,8 @@ def _join_demonstrations(
         if not part.fresh:
             rows = [row for row in range(height) if n_before + row in replayed]
             row_numbers = pl.Series(rows, dtype=pl.Int64)
-            frame = frame.filter(pl.int_range(pl.len()).is_in(row_numbers))
+            row_number = pl.int_range(pl.len())
+            frame = frame.filter(row_number.is_in(row_numbers))
             n_before += height
         selected.append(frame)
     demonstrations = pl.concat(selected, how="diagonal_relaxed")
