@@ -66,7 +66,9 @@ class Access:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_open = not keys
-        self._users = {_digest(key): user for user, key in keys.items()}
+        self._users: dict[bytes, str] = {}  # by the digest of their key
+        for user, key in keys.items():
+            self._users[_digest(key)] = user
         self._per_minute = per_minute
         self._at_once = at_once
         self._clock = clock
@@ -80,7 +82,10 @@ class Access:
         scheme, _, key = authorization.partition(" ")
         # Digests are compared, all of them and in constant time: the time of a refusal is independent of the keys.
         key_digest = _digest(key.strip())
-        users = [user for digest, user in self._users.items() if hmac.compare_digest(digest, key_digest)]
+        users = []
+        for digest, user in self._users.items():
+            if hmac.compare_digest(digest, key_digest):
+                users.append(user)
         if scheme.lower() != "bearer" or not users:
             raise Denied(401, "no such API key")
         return users[0]
@@ -106,4 +111,5 @@ class Access:
 
 def _digest(key: str) -> bytes:
     """The digest of a key; half a character, which a header may hold, is no question mark."""
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+    key_bytes = key.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(key_bytes).digest()

@@ -18,7 +18,7 @@ import math
 import re
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -66,37 +66,57 @@ FAILURES = {
     "disk": "the disk of the database is full or fails",
     "worker_died": "the process that ran the query was ended; ask again",
 }
+NO_QUERY = (ActionKind.SOLUTION, ActionKind.INVALID, ActionKind.ASK)  # actions that have no result of their own
 log = logging.getLogger(__name__)
 
 
 def result_event(sql: str, result: ExecutionResult) -> Event:
     """The event of an executed statement: an `answer` with its rows, or an `error` in one plain line."""
     if result.status is ExecutionStatus.UNAVAILABLE:
-        return error_event(f"no answer: {FAILURES.get(str(result.error_class), DATABASE_AWAY)}") | {"sql": sql}
+        failure = FAILURES.get(str(result.error_class), DATABASE_AWAY)
+        return {**error_event(f"no answer: {failure}"), "sql": sql}
     if not result.ok:
-        return error_event(f"the SQL does not run: {plain(str(result.error))}") | {"sql": sql}
+        reason = plain(str(result.error))
+        return {**error_event(f"the SQL does not run: {reason}"), "sql": sql}
     if is_abstention(sql):
-        return {"type": "answer", "sql": sql, "columns": ["answer"], "rows": [[CANNOT_ANSWER]], "more": False}
+        columns: list[Any] = ["answer"]
+        rows: list[list[Any]] = [[CANNOT_ANSWER]]
+    else:
+        columns = _json_row(result.columns)
+        rows = [_json_row(row) for row in result.rows]
     return {
         "type": "answer",
         "sql": sql,
-        "columns": [json_cell(name) for name in result.columns],
-        "rows": [list(map(json_cell, row)) for row in result.rows],
+        "columns": columns,
+        "rows": rows,
         "more": bool(result.truncated),
     }
 
 
 def error_event(message: str) -> Event:
-    return {"type": "error", "message": " ".join(plain(message).split())}
+    one_line = " ".join(plain(message).split())
+    return {"type": "error", "message": one_line}
+
+
+def _json_row(cells: Sequence[Scalar]) -> list[Any]:
+    return [json_cell(cell) for cell in cells]
 
 
 def json_cell(value: Scalar) -> Any:
     """A stored value as JSON without loss: integers beyond 53 bits, NaN, infinities and bytes become text."""
-    if value is None or (isinstance(value, int) and value.bit_length() <= SAFE_BITS):
+    if value is None:
+        return value
+    if isinstance(value, int) and value.bit_length() <= SAFE_BITS:
+        return value
+    if isinstance(value, float) and math.isfinite(value):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    text = f"x'{value[:CELL_CHARS].hex()}'" if isinstance(value, bytes) else text_of(value)
+        return str(value)
+    if isinstance(value, bytes):
+        digits = value[:CELL_CHARS].hex()
+        text = f"x'{digits}'"
+    else:
+        text = text_of(value)
     if len(text) > CELL_CHARS:
         return text[:CELL_CHARS] + "\u2026"
     return text
@@ -106,12 +126,17 @@ def why_unanswered(trajectory: Trajectory) -> str:
     """The reason, for a person, for which an episode has no answer."""
     if trajectory.stop is StopReason.BROKEN:
         failure = str(trajectory.failure)  # the class of an execution's error, or of the model's exception
-        other = DATABASE_AWAY if failure.islower() else "the model failed; the server's log says more"
-        return f"no answer: {FAILURES.get(failure, other)}"
+        reason = "the model failed; the server's log says more"
+        if failure.islower():
+            reason = DATABASE_AWAY
+        return f"no answer: {FAILURES.get(failure, reason)}"
     if trajectory.stop is StopReason.TOKEN_LIMIT:
-        return "the model used up its tokens without an answer" if trajectory.turns else TOO_LONG
+        if not trajectory.turns:
+            return TOO_LONG
+        return "the model used up its tokens without an answer"
     # A turn that was cut off is malformed, too, whatever its protocol: that case is above.
-    if trajectory.turns and all(turn.action.kind is ActionKind.INVALID for turn in trajectory.turns):
+    kinds_of_turns = {turn.action.kind for turn in trajectory.turns}
+    if kinds_of_turns == {ActionKind.INVALID}:
         hint = "name the recipe that taught it (--recipe)"
         return f"every turn of the model was malformed: it does not speak the protocol {trajectory.protocol}; {hint}"
     return "the model gave no answer within its turns"
@@ -131,7 +156,8 @@ class AnsweringModel:
         turn_tokens = min(most, evaluation.sampling.turn_tokens)
         sampling = evaluation.sampling.model_copy(update={"turn_tokens": turn_tokens})
         evaluation = evaluation.model_copy(update={"sampling": sampling})
-        return replace(self, recipe=self.recipe.model_copy(update={"evaluation": evaluation}))
+        recipe = self.recipe.model_copy(update={"evaluation": evaluation})
+        return replace(self, recipe=recipe)
 
 
 @dataclass(frozen=True)
@@ -170,7 +196,8 @@ class Agent:
         """
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         example = self.openable.example(question, f"chat-{next(self._numbers)}", history[-HISTORY:])
-        work = asyncio.create_task(self._play(example, model or self.model(), events.put_nowait))
+        answering = model or self.model()
+        work = asyncio.create_task(self._play(example, answering, events.put_nowait))
         work.add_done_callback(lambda _: events.put_nowait(None))
         try:
             event = await events.get()
@@ -184,7 +211,8 @@ class Agent:
 
     async def run(self, sql: str) -> Event:
         """The event of a statement that a person wrote: an answer or an error."""
-        return result_event(sql, await self.sql.execute(self.openable.database, sql, self.budget.rows))
+        result = await self.sql.execute(self.openable.database, sql, self.budget.rows)
+        return result_event(sql, result)
 
     async def _play(self, example: Example, model: AnsweringModel, emit: Callable[[Event], None]) -> None:
         recipe = model.recipe
@@ -222,7 +250,8 @@ class Agent:
         habit = advice_on(trajectory, protocol)
         if habit is None:
             return event
-        return event | {"message": f"{event['message']}. {plain(habit)}"}
+        message = f"{event['message']}. {plain(habit)}"
+        return {**event, "message": message}
 
     def _with_facts(self, example: Example, recipe: Recipe) -> Example:
         """The example with all that its prompt shows; in a thread, so with a sandbox that is not the event loop's."""
@@ -238,9 +267,10 @@ def _step_events(step: EpisodeEvent) -> Iterator[Event]:
     """The events of one step of an episode; the final SQL is none: its own result, with all rows, ends the question."""
     if isinstance(step, TurnEvent):
         action = step.turn.action
-        if action.reasoning.strip():
-            yield {"type": "reasoning", "text": action.reasoning.strip()}
-        is_query = action.kind not in (ActionKind.SOLUTION, ActionKind.INVALID, ActionKind.ASK)
+        reasoning = action.reasoning.strip()
+        if reasoning:
+            yield {"type": "reasoning", "text": reasoning}
+        is_query = action.kind not in NO_QUERY
         if is_query and action.content:
             yield {"type": "sql", "sql": action.content}
     elif isinstance(step, ResultEvent) and step.turn.observation is not None:
@@ -248,4 +278,9 @@ def _step_events(step: EpisodeEvent) -> Iterator[Event]:
         inside_tags = re.fullmatch(r"\s*<(\w+)>\s*(.*?)\s*</\1>.*", text, re.DOTALL)
         if inside_tags:  # the tags that the protocol puts around an observation
             text = inside_tags[2]
-        yield {"type": "result", "text": text, "rows": step.turn.n_rows, "error": step.turn.error_class}
+        yield {
+            "type": "result",
+            "text": text,
+            "rows": step.turn.n_rows,
+            "error": step.turn.error_class,
+        }

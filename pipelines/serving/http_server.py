@@ -2,12 +2,8 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import logging
-import os
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -26,20 +22,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pipelines.benchmarks.prompt_schema import NO_TEXT, NUMBER
 from pipelines.core.errors import ResourceError, SqltrainError
 from pipelines.core.types import History, is_valid_unicode
-from pipelines.report.console_text import plain
 from pipelines.serving import openai_protocol
 from pipelines.serving.access import Access, Denied
 from pipelines.serving.agent import Agent, AnsweringModel, Event
 from pipelines.serving.feedback import Feedback, utc_time
 from pipelines.serving.metrics import CONTENT_TYPE, Metrics
-from pipelines.serving.web import Handler, body_of, guarded, page, refuse_unknown, while_connected
+from pipelines.serving.web import Handler, body_of, guarded, is_text, page, refuse_unknown, while_connected
 from pipelines.sql.audit import append
 from pipelines.sql.schema import Schema
 
 PAGE = Path(__file__).with_name("page.html")
 OK = "ok"  # status of a server whose database answers and whose audit log is written
 SHOWN_TABLES = 50  # tables whose columns the chat page names
-SYNC_S = 60.0  # seconds between two looks at old feedback and new verdicts
 log = logging.getLogger(__name__)
 
 
@@ -50,13 +44,19 @@ def questions_to_try(schema: Schema) -> list[str]:
         return []
     questions = [f"How many rows are in {table.name} ?"]
     foreign = {key.column for key in table.foreign_keys}
-    columns = [column for column in table.columns if not column.primary_key and column.name not in foreign]
-    text = next((column for column in columns if not NO_TEXT.match(column.type)), None)
-    if text is not None:
-        questions.append(f"What are the values of {text.name} in {table.name} ?")
-    number = next((column for column in columns if NUMBER.match(column.type)), None)
-    if number is not None:
-        questions.append(f"What is the largest {number.name} in {table.name} ?")
+    texts = []
+    numbers = []
+    for column in table.columns:
+        if column.primary_key or column.name in foreign:
+            continue
+        if not NO_TEXT.match(column.type):
+            texts.append(column.name)
+        if NUMBER.match(column.type):
+            numbers.append(column.name)
+    if texts:
+        questions.append(f"What are the values of {texts[0]} in {table.name} ?")
+    if numbers:
+        questions.append(f"What is the largest {numbers[0]} in {table.name} ?")
     return questions
 
 
@@ -91,7 +91,11 @@ class Service:
         for path, handler, methods in handlers:
             endpoint = guarded(self.access, handler, self.metrics.denied)
             routes.append(Route(path, endpoint, methods=[*methods, "OPTIONS"]))
-        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: refuse_unknown})
+        return Starlette(
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers={HTTPException: refuse_unknown},
+        )
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -119,26 +123,37 @@ class Service:
                 status = "the database is away"
         except ResourceError:
             status = "the audit log cannot be written"
-        code = 200 if status == OK else 503
-        return JSONResponse({"status": status, "model": self.agent.model().name}, code)
+        code = 200
+        if status != OK:
+            code = 503
+        content = {"status": status, "model": self.agent.model().name}
+        return JSONResponse(content, code)
 
     async def _metrics(self, _: Request, user: str) -> Response:
         return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     def _model_entry(self) -> dict[str, Any]:
-        return {"id": self.agent.model().name, "object": "model", "created": 0, "owned_by": "sqltrain"}
+        """The model that answers now, as OpenAI's protocol lists models."""
+        return {
+            "id": self.agent.model().name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "sqltrain",
+        }
 
     async def _model(self, request: Request, user: str) -> Response:
         entry = self._model_entry()
-        if request.path_params["id"] != entry["id"]:
-            raise Denied(404, f"there is no model {request.path_params['id']!r}", code="model_not_found")
+        id = request.path_params["id"]
+        if id != entry["id"]:
+            raise Denied(404, f"there is no model {id!r}", code="model_not_found")
         return JSONResponse(entry)
 
     async def _models(self, _: Request, user: str) -> Response:
         schema = self.agent.schema
         tables = []
         for table in schema.tables[:SHOWN_TABLES]:
-            tables.append([table.name, [column.name for column in table.columns]])
+            column_names = [column.name for column in table.columns]
+            tables.append([table.name, column_names])
         for_page = {
             "database": self.agent.openable.database.id,
             "feedback": self.feedback is not None,
@@ -146,19 +161,33 @@ class Service:
             "more_tables": len(schema.tables) - len(tables),
             "questions": questions_to_try(schema),
         }
-        return JSONResponse({"object": "list", "data": [self._model_entry()], "sqltrain": for_page})
+        content = {
+            "object": "list",
+            "data": [self._model_entry()],
+            "sqltrain": for_page,
+        }
+        return JSONResponse(content)
 
     async def _chat(self, request: Request, user: str) -> ASGIApp:
-        chat_request = openai_protocol.read_chat_request(await body_of(request))
+        body = await body_of(request)
+        chat_request = openai_protocol.read_chat_request(body)
         model = self.agent.model()
         if chat_request.max_tokens is not None:
             model = model.with_turn_tokens(chat_request.max_tokens)
-        chat = Chat(self, user, chat_request.question, model, chat_request.history, has_usage=chat_request.has_usage)
+        chat = Chat(
+            service=self,
+            user=user,
+            question=chat_request.question,
+            model=model,
+            history=chat_request.history,
+            has_usage=chat_request.has_usage,
+        )
         admitted = contextlib.ExitStack()
         admitted.enter_context(self.access.question(user))
         if not chat_request.is_stream:
             with admitted:
-                return JSONResponse(await while_connected(request, chat.complete()))
+                completion = await while_connected(request, chat.complete())
+                return JSONResponse(completion)
 
         async def send_stream(scope: Scope, receive: Receive, send: Send) -> None:
             # However its client leaves, the question ends, and its user may ask another.
@@ -171,8 +200,9 @@ class Service:
         return send_stream
 
     async def _sql(self, request: Request, user: str) -> Response:
-        sql = (await body_of(request)).get("sql")
-        if not isinstance(sql, str) or not sql.strip() or not is_valid_unicode(sql):
+        body = await body_of(request)
+        sql = body.get("sql")
+        if not is_text(sql):
             raise Denied(400, "sql must be a query")
         with self.access.question(user):
             event = await while_connected(request, self.agent.run(sql))
@@ -183,10 +213,15 @@ class Service:
         if self.feedback is None:
             raise Denied(404, "this server keeps no feedback; start it with --feedback FOLDER")
         if request.method == "DELETE":
-            return JSONResponse({"deleted": self.feedback.delete(user)})
+            n_deleted = self.feedback.delete(user)
+            return JSONResponse({"deleted": n_deleted})
         if request.method == "POST":
-            return await self._decide(await body_of(request), user, self.feedback)
-        lines = (json.dumps(row, ensure_ascii=True) + "\n" for row in self.feedback.export(user))
+            body = await body_of(request)
+            return await self._decide(body, user, self.feedback)
+        lines = []
+        for row in self.feedback.export(user):
+            line = json.dumps(row, ensure_ascii=True)
+            lines.append(f"{line}\n")
         return PlainTextResponse("".join(lines), media_type="application/jsonl")
 
     async def _decide(self, body: dict[str, Any], user: str, feedback: Feedback) -> Response:
@@ -196,14 +231,23 @@ class Service:
         sql = body.get("sql")
         if not isinstance(id, str) or not isinstance(good, bool) or not isinstance(sql, str | None):
             raise Denied(400, "a verdict has an id, good (true or false), and the right sql if it is known")
-        if not is_valid_unicode(id + (sql or "")):
+        if not is_valid_unicode(id) or not is_valid_unicode(sql or ""):
             raise Denied(400, "id and sql must be text")
         if sql is not None:
             with self.access.question(user):
                 event = await self.agent.run(sql)
             if event["type"] != "answer":
                 raise Denied(400, event["message"])
-        return JSONResponse({"for_the_night": feedback.decide(id, user, good, sql)})
+        for_the_night = feedback.decide(id, user, good, sql)
+        return JSONResponse({"for_the_night": for_the_night})
+
+
+def _completion_id() -> str:
+    return f"chatcmpl-{uuid.uuid4().hex}"
+
+
+def _seconds_since_1970() -> int:
+    return int(time.time())
 
 
 @dataclass
@@ -215,8 +259,8 @@ class Chat:
     question: str
     model: AnsweringModel
     history: History = ()  # the questions before, each with its SQL.
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
-    created: int = field(default_factory=lambda: int(time.time()))
+    id: str = field(default_factory=_completion_id)
+    created: int = field(default_factory=_seconds_since_1970)
     past: list[Event] = field(default_factory=list)  # events so far.
     has_usage: bool = False  # a stream ends with a chunk of the tokens.
 
@@ -269,28 +313,36 @@ class Chat:
 
     def _outcome(self) -> str:
         """The last event, "answer" or "error"; "left" if the client left before."""
-        kind = self.past[-1]["type"] if self.past else ""
-        return kind if kind in ("answer", "error") else "left"
+        kind = self._last_event().get("type")
+        if kind in ("answer", "error"):
+            return str(kind)
+        return "left"
+
+    def _last_event(self) -> Event:
+        """The last event so far; {} before the first one."""
+        if self.past:
+            return self.past[-1]
+        return {}
 
     def _write_audit(self, seconds: float) -> None:
         outcome = self._outcome()
-        last = self.past[-1] if self.past else {}
+        last = self._last_event()
         n_rows = 0
         if outcome == "answer":  # `rows` of an intermediate result is a number
             n_rows = len(last["rows"])
-        self.service.write_audit(
-            {
-                "id": self.id,
-                "user": self.user,
-                "model": self.model.name,
-                "question": self.question,
-                "statements": [event["sql"] for event in self.past if "sql" in event],
-                "rows": n_rows,
-                "ms": round(seconds * 1000, 1),
-                "outcome": outcome,
-                "message": last.get("message"),
-            }
-        )
+        statements = [event["sql"] for event in self.past if "sql" in event]
+        line = {
+            "id": self.id,
+            "user": self.user,
+            "model": self.model.name,
+            "question": self.question,
+            "statements": statements,
+            "rows": n_rows,
+            "ms": round(seconds * 1000, 1),
+            "outcome": outcome,
+            "message": last.get("message"),
+        }
+        self.service.write_audit(line)
 
     def _keep_feedback(self, feedback: Feedback) -> None:
         openable = self.service.agent.openable
@@ -302,43 +354,3 @@ class Chat:
             feedback.keep(self.id, self.user, self.question, evidence, self.model.name, openable.address, events)
         except SqltrainError as error:  # the question has its answer
             log.warning("a question was not kept: %s", error)
-
-
-async def prune_and_sync_feedback(feedback: Feedback, store: Path) -> None:
-    """Remove feedback whose days are over, and log verdicts in MLflow if the store is tracked, until cancelled."""
-    while True:
-        try:
-            feedback.prune()
-            if _is_tracked(store) and (next(feedback.unsynced(), None) or feedback.deleted_traces()):
-                await _sync_feedback(feedback, store)
-        except Exception as error:  # an error of MLflow's library, too: the next round must come
-            log.warning("feedback was neither pruned nor sent: %s", error or type(error).__name__)
-        await asyncio.sleep(SYNC_S)
-
-
-def _is_tracked(store: Path) -> bool:
-    """Whether MLflow is installed, and records what happens on a store on a server or in a file there."""
-    has_place = bool(os.environ.get("MLFLOW_TRACKING_URI")) or (store / "mlflow.db").is_file()
-    return has_place and importlib.util.find_spec("mlflow") is not None
-
-
-async def _sync_feedback(feedback: Feedback, store: Path) -> None:
-    """Send verdicts in a process of its own: MLflow takes seconds to import, and memory that it never gives back."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tasks.episodes",
-        str(feedback.folder),
-        str(store),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        _, output = await process.communicate()
-    finally:
-        if process.returncode is None:  # the event loop closes next, and must not find its pipes open
-            process.kill()
-            await process.communicate()
-    if process.returncode:
-        lines = output.decode(errors="replace").splitlines() or ["no reason"]
-        log.warning("verdicts were not sent to MLflow, and will be: %s", plain(lines[-1]))

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import anyio
 import mcp_types as types
@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import BadRow, Database, history_field, is_valid_unicode
+from pipelines.core.types import BadRow, Database, history_field
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
 from pipelines.protocols import observations, tools
@@ -31,7 +31,7 @@ from pipelines.recipe.config import Execution, ProtocolSection
 from pipelines.serving.access import Denied
 from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Agent, AnsweringModel, Event, QuestionBudget
 from pipelines.serving.http_server import Chat, Service
-from pipelines.serving.web import while_connected
+from pipelines.serving.web import is_text, while_connected
 from pipelines.sql.engine import SqlEngine
 
 LIMITS = build_protocol(ProtocolSection())  # the protocol whose limits of an observation hold for the SQL tool
@@ -92,28 +92,38 @@ class SqlTool:
             schema = {"type": "object", "properties": fields, "required": ["question"]}
             described.append({"name": ASK, "description": ASK_DESCRIPTION, "inputSchema": schema})
         if len(self._databases) > 1:
-            names = {"type": "string", "description": "The database to query", "enum": [*self._databases]}
+            names = {
+                "type": "string",
+                "description": "The database to query",
+                "enum": list(self._databases),
+            }
             for tool in described:
                 schema = tool["inputSchema"]
                 schema["properties"] = {**schema["properties"], DATABASE: names}
                 schema["required"].append(DATABASE)
-        return types.ListToolsResult(tools=[types.Tool.model_validate(tool) for tool in described])
+        listed = [types.Tool.model_validate(tool) for tool in described]
+        return types.ListToolsResult(tools=listed)
 
     async def _call(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         is_question = params.name == ASK and bool(self._agents)
         if params.name != tools.TOOL and not is_question:
-            known = f"{tools.TOOL!r} and {ASK!r}" if self._agents else f"only {tools.TOOL!r}"
+            known = f"only {tools.TOOL!r}"
+            if self._agents:
+                known = f"{tools.TOOL!r} and {ASK!r}"
             raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name!r}, {known}")
         try:
-            answer = await self._limited(is_question, params.arguments or {}, context.request)
+            arguments = params.arguments or {}
+            answer = await self._limited(is_question, arguments, context.request)
         except BadRow as bad:
             answer = {"error": bad.detail}
         except Denied as denied:
             answer = {"error": denied.message}
             if self._service is not None:
                 self._service.metrics.denied(denied.status)
-        content = [types.TextContent(text=observations.json_text(answer))]
-        return types.CallToolResult(content=content, is_error="error" in answer)
+        text = observations.json_text(answer)
+        content = [types.TextContent(text=text)]
+        is_error = "error" in answer
+        return types.CallToolResult(content=content, is_error=is_error)
 
     async def _limited(self, is_question: bool, arguments: Mapping[str, Any], request: Any) -> dict[str, Any]:
         """The tool's JSON; a service limits, counts and audits the calls of its users like its other routes.
@@ -122,11 +132,16 @@ class SqlTool:
             request: the HTTP request; None over stdin.
         """
         service = self._service
-        user = "" if service is None else request.scope[USER]
-        limit = contextlib.nullcontext() if service is None else service.access.question(user)
-        with limit:
+        user = ""
+        with contextlib.ExitStack() as limit:
+            if service is not None:
+                user = request.scope[USER]
+                limit.enter_context(service.access.question(user))
             work = self._ask(arguments, user) if is_question else self._execute(arguments)
-            answer = await (work if request is None else while_connected(request, work))
+            if request is None:
+                answer = await work
+            else:
+                answer = await while_connected(request, work)
         if service is not None and not is_question:
             outcome = "error" if "error" in answer else "answer"
             statements = [str(arguments.get("sql"))]
@@ -138,10 +153,13 @@ class SqlTool:
         name = arguments.get(DATABASE)
         if not isinstance(name, str) and len(self._databases) == 1:  # a call need not name the only database
             return next(iter(self._databases))
-        return name if isinstance(name, str) and name in self._databases else None
+        if isinstance(name, str) and name in self._databases:
+            return name
+        return None
 
     def _no_database(self) -> dict[str, Any]:
-        return {"error": f"{DATABASE} must be one of: {', '.join(self._databases)}"}
+        names = ", ".join(self._databases)
+        return {"error": f"{DATABASE} must be one of: {names}"}
 
     async def _execute(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The records of a statement; an `error` if the call failed."""
@@ -149,7 +167,7 @@ class SqlTool:
         sql = arguments.get("sql")
         if name is None:
             return self._no_database()
-        if not _is_text(sql):
+        if not is_text(sql):
             return {"error": "sql must be a query"}
         result = await self._sql.execute(self._databases[name], sql, self._rows)
         return observations.json_records(result, self._rows, LIMITS.cell_chars, LIMITS.observation_chars)
@@ -164,7 +182,7 @@ class SqlTool:
         question = arguments.get("question")
         if name is None:
             return self._no_database()
-        if not _is_text(question):
+        if not is_text(question):
             return {"error": "question must be a text"}
         if len(question) > QUESTION_CHARS:
             return {"error": f"a question has at most {QUESTION_CHARS:,} characters"}
@@ -180,14 +198,14 @@ class SqlTool:
                 last = event
         if last.get("type") != "answer":
             return {"error": str(last.get("message"))}
-        answer = {"sql": last["sql"], "columns": last["columns"], "data": last["rows"][: self._rows]}
+        answer = {
+            "sql": last["sql"],
+            "columns": last["columns"],
+            "data": last["rows"][: self._rows],
+        }
         if last["more"] or len(last["rows"]) > self._rows:
             answer["more"] = True
         return answer
-
-
-def _is_text(value: Any) -> TypeGuard[str]:
-    return isinstance(value, str) and bool(value.strip()) and is_valid_unicode(value)
 
 
 def serve(
@@ -208,7 +226,9 @@ def serve(
     databases = open_databases(texts)
     with named.sandbox(databases.values(), execution) as sql:
         # Schemas are read now: a damaged file is an error of the command, and not of each call.
-        protocol = ProtocolSection() if model is None else model().recipe.protocol
+        protocol = ProtocolSection()
+        if model is not None:
+            protocol = model().recipe.protocol
         agents = {}
         for name, openable in databases.items():
             schema = openable.schema(sql, protocol.schema_values, protocol.schema_descriptions)
@@ -221,12 +241,14 @@ def serve(
         if port is not None:
             import uvicorn
 
-            uvicorn.run(tool.server.streamable_http_app(host=HOST), host=HOST, port=port, log_level="warning")
+            app = tool.server.streamable_http_app(host=HOST)
+            uvicorn.run(app, host=HOST, port=port, log_level="warning")
             return
 
         async def serve_stdio() -> None:
+            options = tool.server.create_initialization_options()
             async with stdio_server() as (receive, write):
-                await tool.server.run(receive, write, tool.server.create_initialization_options())
+                await tool.server.run(receive, write, options)
 
         anyio.run(serve_stdio)
 
@@ -235,7 +257,8 @@ def add_mcp(service: Service) -> None:
     """Add the tools to a service at /mcp, with the keys, limits, audit log and feedback of its other routes."""
     database = service.agent.openable.database
     agents = {database.id: service.agent}
-    tool = SqlTool({database.id: database}, service.agent.sql, SERVICE_ROWS, agents, service)
+    databases = {database.id: database}
+    tool = SqlTool(databases, service.agent.sql, SERVICE_ROWS, agents, service)
     open_hosts = TransportSecuritySettings(enable_dns_rebinding_protection=False)  # `guarded` checks the host
     sessions = StreamableHTTPSessionManager(tool.server, security_settings=open_hosts)
 

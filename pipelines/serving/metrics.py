@@ -20,11 +20,10 @@ class Metrics:
     """
 
     def __init__(self, used: Mapping[str, float]) -> None:
-        self.registry = CollectorRegistry()
         registry = CollectorRegistry()
         registry.register(_EndpointUse(used))
-        about = "Ended questions by outcome: answer, error or left."
         self.registry = registry
+        about = "Ended questions by outcome: answer, error or left."
         self.running = Gauge("sqltrain_questions_running", "Questions that run now.", registry=registry)
         self._questions = Counter("sqltrain_questions", about, ["outcome"], registry=registry)
         self._denied = Counter("sqltrain_denied", "Refused requests by HTTP status.", ["status"], registry=registry)
@@ -54,5 +53,6 @@ class _EndpointUse(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         for kind, amount in sorted(self._used.items()):
-            about = f"{kind.replace('_', ' ')} of endpoints.".capitalize()
+            kind_in_words = kind.replace("_", " ").capitalize()
+            about = f"{kind_in_words} of endpoints."
             yield CounterMetricFamily(f"sqltrain_endpoint_{kind}", about, value=amount)

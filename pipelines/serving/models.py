@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.errors import DataError, RecipeError, UserError
 from pipelines.core.files import read_lines
 from pipelines.core.store import Store
-from pipelines.nightly.ledger import PROD, STAGING, TIERS, Champion, Ledger
+from pipelines.nightly.ledger import PROD, STAGING, TIERS, Champion, Ledger, ledgers
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import read_card, require_sound
 from pipelines.recipe.config import Recipe
@@ -39,13 +39,16 @@ def open_model(text: str, recipe: str, overrides: Sequence[str], store: Store) -
         recipe: gives an endpoint or a script its protocol; a checkpoint has it on its card.
     """
     if text.startswith(ENDPOINT):
-        return _endpoint_model(text.removeprefix(ENDPOINT), recipes.load(recipe, overrides))
+        loaded = recipes.load(recipe, overrides)
+        return _endpoint_model(text.removeprefix(ENDPOINT), loaded)
     if text.startswith(SCRIPT):
         policy = script(Path(text.removeprefix(SCRIPT)))
-        return AnsweringModel("script", policy, recipes.load(recipe, overrides))
+        loaded = recipes.load(recipe, overrides)
+        return AnsweringModel("script", policy, loaded)
     if text.startswith(CHAMPION):
         champion = champion_of(store, text.removeprefix(CHAMPION))
-        return _checkpoint(store.folder(champion.stage, champion.key) / "model", recipe, overrides, champion.key)
+        folder = store.folder(champion.stage, champion.key) / "model"
+        return _checkpoint(folder, recipe, overrides, champion.key)
     folder = model_folder(text, store, log.warning).resolve()
     if is_gguf(text):
         name = Path(text).stem
@@ -62,8 +65,23 @@ def _endpoint_model(name: str, recipe: Recipe) -> AnsweringModel:
     from pipelines.teachers.policy import OpenAIPolicy
 
     entry = endpoint(name)
-    policy = OpenAIPolicy(entry, name, entry.concurrency, None, build_protocol(recipe.protocol))
+    protocol = build_protocol(recipe.protocol)
+    policy = OpenAIPolicy(entry, name, entry.concurrency, protocol=protocol)
     return AnsweringModel(name, policy, recipe)
+
+
+def only_champion(store: Store) -> str:
+    """The name of the store's champion, which answers if no model is passed; an error unless there is exactly one."""
+    recipes_with_champion = []
+    for recipe, ledger in ledgers(store).items():
+        if ledger.champion() is not None:
+            recipes_with_champion.append(recipe)
+    if len(recipes_with_champion) == 1:
+        return CHAMPION + recipes_with_champion[0]
+    reason = "no recipe has a champion"
+    if recipes_with_champion:
+        reason = f"{len(recipes_with_champion)} recipes have a champion"
+    raise UserError(f"{reason} in {store.root}", f"Pass --model with {KINDS}.")
 
 
 def champion_of(store: Store, text: str) -> Champion:
@@ -79,10 +97,12 @@ def champion_of(store: Store, text: str) -> Champion:
         raise DataError(f"recipe {recipe} has no champion of staging in {store.root}", f"Serve {CHAMPION}{recipe}.")
     problem = f"recipe {recipe} has no champion in {store.root}"
     hint = f"Run: sqltrain nightly {recipe}, or of a database: sqltrain adapt {recipe}"
-    nights = [row for row in ledger.lines() if row["event"] == "night" and "challenger" in row]
-    if nights:
-        last = nights[-1]
-        model = store.folder(last["challenger"]["stage"], last["challenger"]["key"]) / "model"
+    nights = [row for row in ledger.lines() if row["event"] == "night"]
+    nights_that_trained = [row for row in nights if "challenger" in row]
+    if nights_that_trained:
+        last = nights_that_trained[-1]
+        challenger = last["challenger"]
+        model = store.folder(challenger["stage"], challenger["key"]) / "model"
         problem += f": its last model was {last['decision']}, {last['reason']}"
         hint = f"Add questions and train again, or name that model itself: {model}"
     raise DataError(problem, hint)
@@ -101,11 +121,13 @@ def _checkpoint(folder: Path, recipe: str, overrides: Sequence[str], name: str) 
             recipe = card.recipe
     loaded = recipes.load(recipe, overrides)
     changes = {"deterministic": False, "slots": SLOTS}  # nobody waits for another's statement
-    loaded = loaded.model_copy(update={"rollout": loaded.rollout.model_copy(update=changes)})
+    rollout = loaded.rollout.model_copy(update=changes)
+    served = loaded.model_copy(update={"rollout": rollout})
     import torch
 
     torch.set_num_threads(1)  # the server shares its cores with workers and clients (docs/results/learning.md)
-    return AnsweringModel(name, local_policy(str(folder), loaded), loaded)
+    policy = local_policy(str(folder), served)
+    return AnsweringModel(name, policy, served)
 
 
 def script(path: Path) -> Policy:
@@ -113,14 +135,19 @@ def script(path: Path) -> Policy:
     turns: dict[str, list[str]] = {}
     hint = 'Each line is {"question": "...", "turns": ["..."]}.'
     for number, row in read_lines(path, hint):
-        lines = row.get("turns") if isinstance(row, dict) else None
-        if not isinstance(lines, list) or not lines or not all(isinstance(turn, str) for turn in lines):
-            raise DataError(f"{path}, line {number}: no turns", hint)
+        place = f"{path}, line {number}"
+        lines = None
+        if isinstance(row, dict):
+            lines = row.get("turns")
+        if not isinstance(lines, list) or not lines:
+            raise DataError(f"{place}: no turns", hint)
+        if not all(isinstance(turn, str) for turn in lines):
+            raise DataError(f"{place}: no turns", hint)
         question = row.get("question")
         if not isinstance(question, str):
-            raise DataError(f"{path}, line {number}: no question", hint)
+            raise DataError(f"{place}: no question", hint)
         if question in turns:
-            problem = f"{path}, line {number}: the question {question!r} is there twice"
+            problem = f"{place}: the question {question!r} is there twice"
             raise DataError(problem, "Leave one of them out.")
         turns[question] = lines
 
@@ -143,7 +170,10 @@ class CurrentModel:
     store: Store
 
     def __post_init__(self) -> None:
-        self.model = open_model(self.text, self.recipe, self.overrides, self.store)
+        self.model = self._open()
+
+    def _open(self) -> AnsweringModel:
+        return open_model(self.text, self.recipe, self.overrides, self.store)
 
     async def follow(self) -> None:
         """Look at the ledger now and then, until cancelled; questions under way end with the model that began them."""
@@ -153,14 +183,17 @@ class CurrentModel:
         while self.text.startswith(CHAMPION):
             await asyncio.sleep(LOOK_S)
             try:
-                key = champion_of(self.store, self.text.removeprefix(CHAMPION)).key
-                if key != self.model.name and (key != tried_key or time.monotonic() > retry_at):
+                champion = champion_of(self.store, self.text.removeprefix(CHAMPION))
+                key = champion.key
+                may_try = key != tried_key or time.monotonic() > retry_at
+                if key != self.model.name and may_try:
                     tried_key = key
                     retry_at = time.monotonic() + RETRY_S
-                    self.model = await asyncio.to_thread(open_model, self.text, self.recipe, self.overrides, self.store)
+                    self.model = await asyncio.to_thread(self._open)
                     log.warning("the champion is %s now", key)
             except Exception as error:  # a full memory, too: who serves must go on looking
-                warning = (tried_key, str(error) or type(error).__name__)
+                reason = str(error) or type(error).__name__
+                warning = (tried_key, reason)
                 if warning != last_warning:
-                    log.warning("the champion before goes on serving: %s", warning[1])
+                    log.warning("the champion before goes on serving: %s", reason)
                 last_warning = warning

@@ -80,7 +80,8 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
         limit = body.get(name)
         if limit is None:
             continue
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        is_number = isinstance(limit, int) and not isinstance(limit, bool)
+        if not is_number or limit < 1:
             raise Denied(400, f"{name} must be a whole number of 1 or more", param=name)
         limits.append(limit)
     return min(limits, default=None)
@@ -88,20 +89,23 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
 
 def _read_question(messages: Any) -> tuple[str, History]:
     """The last question of a conversation, and those before it."""
-    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+    are_objects = isinstance(messages, list) and all(isinstance(message, Mapping) for message in messages)
+    if not are_objects:
         raise Denied(400, "messages must be a list of objects", param="messages")
     if not _ends_with_question(messages):
         raise Denied(400, NO_QUESTION, param="messages")
     if _has_other_than_text(messages):
         message = "a message of the user holds text alone: this server reads no pictures, sounds or files"
         raise Denied(400, message, param="messages")
-    *history, (question, _) = read_conversation(messages) or [("", "")]
-    if not question:
+    pairs = read_conversation(messages)
+    if not pairs or not pairs[-1][0]:
         raise Denied(400, NO_QUESTION, param="messages")
+    *history, (question, _) = pairs
     if len(question) > QUESTION_CHARS:
         raise Denied(400, f"a question has at most {QUESTION_CHARS:,} characters", param="messages")
     history = history[-HISTORY:]
-    longest = max((len(earlier) for earlier, _ in history), default=0)
+    lengths = [len(earlier_question) for earlier_question, _ in history]
+    longest = max(lengths, default=0)
     if longest > QUESTION_CHARS:  # a question that was cut would be another one
         message = f"an earlier question has {longest:,} characters, and at most {QUESTION_CHARS:,} are read"
         raise Denied(400, f"{message}: begin a new conversation", param="messages")
@@ -120,7 +124,8 @@ def _ends_with_question(messages: Sequence[Mapping[str, Any]]) -> bool:
         role = message.get("role")
         if role == "user":
             return True
-        if role not in INSTRUCTIONS and (message.get("content") or message.get("tool_calls")):
+        says_something = message.get("content") or message.get("tool_calls")
+        if role not in INSTRUCTIONS and says_something:
             return False
     return False
 
@@ -148,21 +153,26 @@ def read_conversation(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
         elif message.get("role") == "assistant" and pairs and not _ends_in_error(text):
             question, _ = pairs[-1]
             sql = _last_sql(text)
-            # A query that was cut would be another one: one that is too long is left out as a whole.
-            pairs[-1] = (question, sql if len(sql) <= QUESTION_CHARS else "")
+            if len(sql) > QUESTION_CHARS:
+                sql = ""  # a query that was cut would be another one
+            pairs[-1] = (question, sql)
     return pairs
 
 
 def _text_of(content: Any) -> str:
     """The text of a message's content, which may be a list of its parts."""
     if isinstance(content, list):
-        texts = [str(item.get("text") or "") for item in content if isinstance(item, Mapping)]
-        content = "\n".join(texts)
-    return content.strip() if isinstance(content, str) else ""
+        items = [item for item in content if isinstance(item, Mapping)]
+        texts = [str(item.get("text") or "") for item in items]
+        return "\n".join(texts).strip()
+    if isinstance(content, str):
+        return content.strip()
+    return ""
 
 
 def _ends_in_error(answer: str) -> bool:
-    return answer.rpartition("\n")[2].startswith("error: ")
+    last_line = answer.rpartition("\n")[2]
+    return last_line.startswith("error: ")
 
 
 def _last_sql(text: str) -> str:
@@ -189,12 +199,19 @@ def chunk(id: str, model: str, created: int, event: Event | None) -> dict[str, A
     if event is not None:
         choice["delta"] = {"role": "assistant", **_delta(event)}
         choice["finish_reason"] = None
-    return {"id": id, "object": "chat.completion.chunk", "created": created, "model": model, "choices": [choice]}
+    return {
+        "id": id,
+        "object": "chat.completion.chunk",
+        "created": created,
+        "model": model,
+        "choices": [choice],
+    }
 
 
 def usage_chunk(id: str, model: str, created: int) -> dict[str, Any]:
     """The chunk of the tokens, behind all others of a stream."""
-    return {**chunk(id, model, created, None), "choices": [], "usage": USAGE}
+    last_chunk = chunk(id, model, created, None)
+    return {**last_chunk, "choices": [], "usage": USAGE}
 
 
 def completion(id: str, model: str, created: int, events: Sequence[Event]) -> dict[str, Any]:
@@ -204,8 +221,9 @@ def completion(id: str, model: str, created: int, events: Sequence[Event]) -> di
     for event in events:
         delta = _delta(event)
         contents.append(str(delta.get("content") or ""))
-        if delta.get("reasoning_content"):
-            thoughts.append(delta["reasoning_content"])
+        thought = delta.get("reasoning_content")
+        if thought:
+            thoughts.append(thought)
     message = {
         "role": "assistant",
         "content": "".join(contents).strip(),
@@ -242,9 +260,11 @@ def _delta(event: Event) -> dict[str, Any]:
 
 def _answer_table(answer: Event) -> str:
     """The first rows of an answer, and how many there are more."""
-    lines = [_table_row(answer["columns"]), "|" + " --- |" * len(answer["columns"])]
-    lines += [_table_row(row) for row in answer["rows"][:SHOWN_ROWS]]
-    n_hidden = len(answer["rows"]) - SHOWN_ROWS
+    columns = answer["columns"]
+    rows = answer["rows"]
+    lines = [_table_row(columns), "|" + " --- |" * len(columns)]
+    lines += [_table_row(row) for row in rows[:SHOWN_ROWS]]
+    n_hidden = len(rows) - SHOWN_ROWS
     if answer["more"]:
         lines.append("\n(more rows)")
     elif n_hidden > 0:
@@ -253,13 +273,18 @@ def _answer_table(answer: Event) -> str:
 
 
 def _table_row(cells: Sequence[Any]) -> str:
-    texts = ["NULL" if cell is None else _plain_markdown(str(cell)) for cell in cells]
+    texts = []
+    for cell in cells:
+        text = "NULL" if cell is None else _plain_markdown(str(cell))
+        texts.append(text)
     return f"| {' | '.join(texts)} |"
 
 
 def _code_fence(text: str, language: str) -> str:
     """Text in a fence that it cannot close."""
-    longest_run = max([2, *map(len, re.findall(r"`+", text))])
+    runs = re.findall(r"`+", text)
+    longest_run = max(map(len, runs), default=0)
+    longest_run = max(longest_run, 2)
     fence = "`" * (longest_run + 1)
     return f"{fence}{language}\n{text.strip()}\n{fence}"
 

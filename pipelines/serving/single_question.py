@@ -51,12 +51,17 @@ def ask_model(
     with openable.sql(recipe.execution) as sql:
         schema = openable.schema(sql, recipe.protocol.schema_values, recipe.protocol.schema_descriptions)
         environment = Environment(recipe, sql=sql, schema=lambda _: schema)
-        policy = _local_policy(answerer, recipe) if isinstance(answerer, Path) else answerer
+        policy = answerer
+        if isinstance(policy, Path):
+            policy = _local_policy(policy, recipe)
         engine = environment.engine(policy, RolloutMode.served(recipe))
-        (example,) = environment.prepare([openable.example(question)], linking(recipe.data.linker), is_served=True)
-        (trajectory,) = engine.run([EpisodeRequest(example, 0, recipe.seed)], on_event=show_turn)
+        link = linking(recipe.data.linker)
+        (example,) = environment.prepare([openable.example(question)], link, is_served=True)
+        request = EpisodeRequest(example, 0, recipe.seed)
+        (trajectory,) = engine.run([request], on_event=show_turn)
         final = _require_answer(trajectory, environment.protocol)
-        (result,) = sql.execute_many([(openable.database, final)], max_rows=MAX_ROWS)
+        query = (openable.database, final)
+        (result,) = sql.execute_many([query], max_rows=MAX_ROWS)
     show(f"\nSQL: {plain(final, lines=True)}")
     if result.ok:
         for line in _result_lines(final, result):
@@ -71,7 +76,8 @@ def ask_model(
 def _local_policy(checkpoint: Path, recipe: Recipe) -> Policy:
     """The policy of a checkpoint that answers one question at a time."""
     rollout = recipe.rollout.model_copy(update={"slots": 1})
-    return factories.local_policy(str(checkpoint), recipe.model_copy(update={"rollout": rollout}))
+    one_at_a_time = recipe.model_copy(update={"rollout": rollout})
+    return factories.local_policy(str(checkpoint), one_at_a_time)
 
 
 def _require_answer(trajectory: Trajectory, protocol: Protocol) -> str:
@@ -99,8 +105,15 @@ def _result_lines(final: str, result: ExecutionResult) -> Iterator[str]:
         return
     yield " | ".join(map(plain, result.columns))
     for row in result.rows:
-        yield " | ".join("NULL" if value is None else plain(text_of(value)) for value in row)
+        cells = []
+        for value in row:
+            text = "NULL" if value is None else plain(text_of(value))
+            cells.append(text)
+        yield " | ".join(cells)
+    n_rows = len(result.rows)
     if result.truncated:
         yield "(more rows)"
+    elif n_rows == 1:
+        yield "(1 row)"
     else:
-        yield f"({len(result.rows)} row{'' if len(result.rows) == 1 else 's'})"
+        yield f"({n_rows} rows)"

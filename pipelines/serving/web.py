@@ -9,7 +9,7 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from pipelines.core.errors import ResourceError, SqltrainError, UserError
 from pipelines.core.text_files import RepeatedName, parse_json
+from pipelines.core.types import is_valid_unicode
 from pipelines.report.console_text import plain
 from pipelines.serving.access import Access, Denied
 
@@ -26,6 +27,11 @@ SHARED_FILES = tuple(Path(__file__).with_name(name) for name in ("common.css", "
 BODY_BYTES = 1_000_000
 LOOK_S = 0.1  # seconds between two looks whether the client is still there
 Handler = Callable[[Request, str], Awaitable[ASGIApp]]  # (request, user) -> the response
+
+
+def is_text(value: Any) -> TypeGuard[str]:
+    """Whether a value of a request is a text that is not blank."""
+    return isinstance(value, str) and value.strip() != "" and is_valid_unicode(value)
 
 
 def is_local(host: str) -> bool:
@@ -60,7 +66,7 @@ def require_bindable(host: str, port: int) -> None:
 
 
 def guarded(
-    access: Access, handler: Handler, count_denied: Callable[[int], None] = lambda status: None
+    access: Access, handler: Handler, count_denied: Callable[[int], None] | None = None
 ) -> Callable[[Request], Awaitable[Response]]:
     """A route for users: a request without a key, or from a page of another site, is refused and counted."""
 
@@ -69,18 +75,23 @@ def guarded(
             # A browser sends the page's own host; a server without keys answers to this machine's names only.
             host = request.headers.get("host", "")
             origin = request.headers.get("origin")
-            if access.is_open and not is_local(re.sub(r":\d+$", "", host)):
+            host_without_port = re.sub(r":\d+$", "", host)
+            if access.is_open and not is_local(host_without_port):
                 raise Denied(403, "this server answers to localhost only")
             if origin is not None and origin.partition("://")[2] != host:
                 raise Denied(403, "a page of another site may not ask here")
             if request.method == "OPTIONS":  # a browser asks without a key
                 return answer_options(request)
-            return await handler(request, access.user(request.headers.get("authorization", "")))
+            user = access.user(request.headers.get("authorization", ""))
+            return await handler(request, user)
         except Denied as error:
             denied = error
-            count_denied(denied.status)
+            if count_denied is not None:
+                count_denied(denied.status)
+        except ResourceError as error:  # a full disk, for example
+            denied = Denied(503, str(error))
         except SqltrainError as error:
-            denied = Denied(503 if isinstance(error, ResourceError) else 400, str(error))  # 503: of a full disk, say
+            denied = Denied(400, str(error))
         headers = {}
         if denied.wait_s:
             headers["Retry-After"] = str(max(1, round(denied.wait_s)))
@@ -94,7 +105,12 @@ def error_response(
 ) -> Response:
     """An error as OpenAI's protocol has it, so that its clients show the message."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    body = {"message": message, "type": kind, "param": param or None, "code": code or status}
+    body = {
+        "message": message,
+        "type": kind,
+        "param": param or None,
+        "code": code or status,
+    }
     return JSONResponse({"error": body}, status, headers=headers)
 
 
@@ -102,13 +118,15 @@ def allowed_methods(request: Request) -> list[str]:
     """The methods that the application takes at the request's path."""
     methods = {"OPTIONS"}
     for route in request.app.routes:
-        if route.matches(request.scope)[0] is not Match.NONE:
+        match, _ = route.matches(request.scope)
+        if match is not Match.NONE:
             methods |= set(route.methods or ())
     return sorted(methods)
 
 
 def answer_options(request: Request) -> Response:
-    return Response(status_code=204, headers={"Allow": ", ".join(allowed_methods(request))})
+    allowed = ", ".join(allowed_methods(request))
+    return Response(status_code=204, headers={"Allow": allowed})
 
 
 async def refuse_unknown(request: Request, error: Exception) -> Response:
@@ -137,9 +155,14 @@ def page(path: Path) -> Response:
         sources = []
         for content in contents:
             digest = hashlib.sha256(content.encode()).digest()
-            sources.append(f"'sha256-{base64.b64encode(digest).decode()}'")
+            digest_text = base64.b64encode(digest).decode()
+            sources.append(f"'sha256-{digest_text}'")
         policy += f"; {tag}-src {' '.join(sources)}"
-    headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+    headers = {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-store",
+    }
     return HTMLResponse(text, headers=headers)
 
 

@@ -17,8 +17,7 @@ from pipelines.benchmarks import own_questions
 from pipelines.core.errors import BoundaryError, DataError, ResourceError
 from pipelines.nightly import inbox
 from pipelines.recipe.config import Nightly, Source
-from pipelines.serving.feedback import DAY_S, FILE, INBOX, Feedback
-from pipelines.serving.http_server import prune_and_sync_feedback
+from pipelines.serving.feedback import DAY_S, FILE, INBOX, Feedback, prune_and_sync_feedback
 from tasks.episodes import send_feedback
 from tests.fakes import build_database
 
