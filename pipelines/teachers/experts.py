@@ -45,8 +45,12 @@ _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 def conversation(rules: str, schema: Schema, question: str, hint: str, **parts: str) -> tuple[Message, ...]:
     """The rules as the system's message; schema, question, hint and further parts under their names as the user's."""
-    headings = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none"}
-    headings |= parts
+    headings = {
+        "Schema": render(schema, "ddl"),
+        "Question": question,
+        "Hint": hint or "none",
+        **parts,
+    }
     text = under_headings(headings.items())
     return (("system", rules), ("user", text))
 
@@ -55,8 +59,10 @@ def read_object(text: str | None) -> dict[str, Any] | None:
     """The one JSON object of an answer, in a fence or bare, with words around it or not; None for any other text."""
     if not text:
         return None
+    body = text
     fenced = _FENCE.findall(text)
-    body = fenced[-1] if fenced else text
+    if fenced:
+        body = fenced[-1]
     start = body.find("{")
     end = body.rfind("}")
     if start < 0 or end < start:
@@ -100,7 +106,8 @@ def check_pairs(askers: Sequence[Asker], examples: Sequence[Example], schemas: S
         prompts.append(conversation(CLEAN, schema, question, example.evidence, SQL=example.gold_sql))
     values_by_model = []
     for asker in askers:
-        texts = answer_texts(asker.ask_all(prompts))
+        answers = asker.ask_all(prompts)
+        texts = answer_texts(answers)
         values = [read_object(text) or {} for text in texts]
         values_by_model.append(values)
     checked = []
@@ -135,11 +142,19 @@ def clean_pairs(names: Sequence[str], responses: Path, examples: Sequence[Exampl
 
 def answer_texts(answers: Iterable[Answer | None]) -> list[str | None]:
     """The texts of an endpoint's answers; None for an answer that it did not give."""
-    return [answer.text if answer else None for answer in answers]
+    texts = []
+    for answer in answers:
+        text = None
+        if answer is not None:
+            text = answer.text
+        texts.append(text)
+    return texts
 
 
 def _reason(value: Mapping[str, Any]) -> str:
-    return shortened_line(str(value.get("reason", "")), REASON_CHARS)
+    """The sentence in which a model gives its reason."""
+    sentence = str(value.get("reason", ""))
+    return shortened_line(sentence, REASON_CHARS)
 
 
 def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:
@@ -153,10 +168,11 @@ def agreement(checked: Sequence[PairCheck]) -> dict[str, float]:
             judged_by_both.append((first, second))
     agreeing = sum(first == second for first, second in judged_by_both)
     dropped = sum(case.dropped for case in checked)
+    n_judged = len(judged_by_both)
     return {
-        "judged": float(len(judged_by_both)),
+        "judged": float(n_judged),
         "dropped": float(dropped),
-        "agreement": agreeing / max(1, len(judged_by_both)),
+        "agreement": agreeing / max(1, n_judged),
         "kappa": kappa(judged_by_both),
     }
 
@@ -169,7 +185,9 @@ def kappa(pairs: Sequence[tuple[bool, bool]]) -> float:
     observed = sum(first == second for first, second in pairs) / n
     yes_first = sum(first for first, _ in pairs) / n
     yes_second = sum(second for _, second in pairs) / n
-    expected = yes_first * yes_second + (1 - yes_first) * (1 - yes_second)
+    both_yes = yes_first * yes_second
+    both_no = (1 - yes_first) * (1 - yes_second)
+    expected = both_yes + both_no
     if expected == 1.0:
         return 1.0
     return (observed - expected) / (1 - expected)
@@ -205,7 +223,8 @@ class GradeSource:
         def ask(prompts: Sequence[Sequence[Message]]) -> list[str | None]:
             if not prompts:
                 return []
-            return answer_texts(asker.ask_all(prompts, lenient=True))
+            answers = asker.ask_all(prompts, lenient=True)
+            return answer_texts(answers)
 
         graded, failed = panel.grade(outcomes, dict(examples), ask, self._scale)
         self._failed += failed
@@ -218,7 +237,11 @@ class GradeSource:
         used = self._asker.take_used()
         failed = self._failed
         self._failed = 0
-        return {"judge_answers": used["answers"], "judge_cost": used["cost"], "judge_failed": float(failed)}
+        return {
+            "judge_answers": used["answers"],
+            "judge_cost": used["cost"],
+            "judge_failed": float(failed),
+        }
 
 
 # Schema experts behind endpoints: the linker of a question, and the extractor of a gold SQL's tables and columns.
@@ -241,15 +264,17 @@ def read_schema_items(text: str | None, schema: Schema, strict: bool) -> SchemaI
         return None  # {"columns": {"a": "x"}} would lose the column x
     named_tables = {str(table).lower() for table in listed_tables}
     named_columns = set()
-    for table_name, names in listed_columns.items():
+    for table, names in listed_columns.items():
+        table_name = str(table).lower()
+        if names:
+            named_tables.add(table_name)
         for name in names:
-            column = (str(table_name).lower(), str(name).lower())
-            named_columns.add(column)
-    named_tables |= {table_name for table_name, _ in named_columns}
+            named_columns.add((table_name, str(name).lower()))
     known = all_items(schema)
     tables = known.tables & named_tables
     columns = known.columns & named_columns
-    if strict and (tables != named_tables or columns != named_columns):
+    all_known = tables == named_tables and columns == named_columns
+    if strict and not all_known:
         return None
     if not tables:
         return None
@@ -282,9 +307,10 @@ def link_by_endpoint(asker: Asker, examples: Sequence[Example], schemas: Schemas
     for example in examples:
         schema = schemas(example.database)
         prompts.append(conversation(LINK, schema, example.in_context(), example.evidence))
+    answers = asker.ask_all(prompts)
+    texts = answer_texts(answers)
     linked = []
     unread = 0
-    texts = answer_texts(asker.ask_all(prompts))
     for example, text in zip(examples, texts, strict=True):
         schema = schemas(example.database)
         items = read_schema_items(text, schema, strict=False)
@@ -327,10 +353,11 @@ def recall(linked: Sequence[Example], gold: Mapping[str, SchemaItems | None]) ->
         if items is None or not items.columns:
             continue
         measured += 1
-        hits = len(linked_schema.columns & items.columns)
-        totals["strict_recall"] += items.columns <= linked_schema.columns
+        shown = linked_schema.columns
+        hits = len(shown & items.columns)
+        totals["strict_recall"] += items.columns <= shown
         totals["recall"] += hits / len(items.columns)
-        totals["precision"] += hits / max(1, len(linked_schema.columns))
+        totals["precision"] += hits / max(1, len(shown))
     return {name: total / max(1, measured) for name, total in totals.items()}
 
 
@@ -379,20 +406,25 @@ def choose_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Sign
     pairings: list[Pairing] = []
     prompts = []
     for case, groups in enumerate(groups_by_case):
+        example, candidates = cases[case]
         for first, second in _both_orders(len(groups)):
             pairings.append(Pairing(case, first, second))
-            index_by_name = {"Query A": groups[first][0], "Query B": groups[second][0]}
-            example, candidates = cases[case]
+            index_by_name = {
+                "Query A": groups[first][0],
+                "Query B": groups[second][0],
+            }
             prompts.append(_compare(CHOOSE, example, candidates, index_by_name, schemas))
+    answers = asker.ask_all(prompts)
+    texts = answer_texts(answers)
     ballots: list[list[Ballot]] = [[] for _ in cases]
     unread = 0
-    texts = answer_texts(asker.ask_all(prompts))
     for pairing, text in zip(pairings, texts, strict=True):
         letter = _LETTER.fullmatch(text or "")
         if letter is None:
             unread += 1
         else:
-            ballot = Ballot(pairing, letter[1] == "A")
+            chose_first = letter[1] == "A"
+            ballot = Ballot(pairing, chose_first)
             ballots[pairing.case].append(ballot)
     if unread:
         log.warning("%d of %d answers of the selector are neither A nor B: they do not count", unread, len(prompts))
@@ -414,19 +446,25 @@ def _selection(candidates: int, groups: Sequence[Sequence[int]], votes: Sequence
     points = [0.0] * len(groups)
     chose_first = 0
     for vote in votes:
-        chose_first += vote.chose_first
-        winning = vote.pairing.first if vote.chose_first else vote.pairing.second
-        points[winning] += 0.5
+        if vote.chose_first:
+            chose_first += 1
+            points[vote.pairing.first] += 0.5
+        else:
+            points[vote.pairing.second] += 0.5
     by_candidate = [0.0] * candidates
     for group, group_points in zip(groups, points, strict=True):
         for index in group:
             by_candidate[index] = group_points
     winner = 0
     if groups:
-        ranks = [(points[index], len(group), -group[0]) for index, group in enumerate(groups)]
+        ranks = []
+        for group, group_points in zip(groups, points, strict=True):
+            ranks.append((group_points, len(group), -group[0]))
         best = ranks.index(max(ranks))
         winner = groups[best][0]
-    preference = chose_first / len(votes) if votes else 0.5
+    preference = 0.5
+    if votes:
+        preference = chose_first / len(votes)
     return Selection(winner, tuple(by_candidate), preference)
 
 
@@ -479,7 +517,8 @@ def merge_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Signa
         index_by_name = {"Draft 1": first[0], "Draft 2": second[0]}
         example, candidates = cases[case]
         prompts.append(_compare(MERGE, example, candidates, index_by_name, schemas))
-    texts = iter(answer_texts(asker.ask_all(prompts, SAMPLING, SAMPLES)))
+    answers = asker.ask_all(prompts, SAMPLING, SAMPLES)
+    texts = iter(answer_texts(answers))
     jobs: list[tuple[Database, str]] = []
     revisions: dict[int, list[str]] = {case: [] for case in disputed}
     unread = 0
@@ -493,14 +532,16 @@ def merge_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Signa
             revisions[case].append(sql)
             jobs.append((example.database, sql))
     if unread:
-        log.warning(
-            "%d of %d answers of the merging model hold no SQL: they do not count", unread, SAMPLES * len(disputed)
-        )
+        asked = SAMPLES * len(disputed)
+        log.warning("%d of %d answers of the merging model hold no SQL: they do not count", unread, asked)
     results = iter(execute(jobs))
     merged = []
     for case, (_, candidates) in enumerate(cases):
-        revised = [(sql, next(results)) for sql in revisions.get(case, ())]
-        largest = max(groups_of(revised, signature), key=len, default=None)
+        revised = []
+        for sql in revisions.get(case, ()):
+            revised.append((sql, next(results)))
+        groups = groups_of(revised, signature)
+        largest = max(groups, key=len, default=None)
         sql = ""
         if largest is not None:
             sql, _ = revised[largest[0]]

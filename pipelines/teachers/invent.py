@@ -118,16 +118,19 @@ class Inventor:
         if self.queries:
             tries = len(self.queries)
             most_of_level = count
+        batch_size = max(count, 4)
         while len(invented.examples) < count and number < tries:
-            end = min(number + max(count, 4), tries)
+            end = min(number + batch_size, tries)
             batch = range(number, end)
-            number = batch.stop
+            number = end
             for example in self._examples(batch, invented):
-                if len(invented.examples) == count or n_of_level[example.hardness] == most_of_level:
+                level = example.hardness
+                is_full = n_of_level[level] == most_of_level
+                if is_full or len(invented.examples) == count:
                     spare.append(example)
                     continue
                 invented.examples.append(example)
-                n_of_level[example.hardness] += 1
+                n_of_level[level] += 1
                 if on_kept is not None:
                     on_kept(1)
         n_missing = count - len(invented.examples)
@@ -149,15 +152,26 @@ class Inventor:
         examples = []
         for (draft, question), level, pair, verdict in zip(worded, levels, pairs, verdicts, strict=True):
             agrees = verdict.scores.get(EQUALITY) == 1.0 and not verdict.broken
-            vote = {"by": self.checker.name, "sql": pair.predicted_sql or "", "agrees": agrees}
+            vote = {
+                "by": self.checker.name,
+                "sql": pair.predicted_sql or "",
+                "agrees": agrees,
+            }
             meta = {
                 "style": draft.style,
                 "teacher": self.teacher.name,
                 "checker": self.checker.name,
                 "votes": [vote],
             }
-            id = f"{self.database.id}_{draft.number:05d}"
-            example = Example(id, question, self.database, draft.sql, "", level, "invented", meta)
+            example = Example(
+                id=f"{self.database.id}_{draft.number:05d}",
+                question=question,
+                database=self.database,
+                gold_sql=draft.sql,
+                hardness=level,
+                source="invented",
+                meta=meta,
+            )
             if agrees:
                 examples.append(example)
             else:
@@ -172,9 +186,11 @@ class Inventor:
         for _, question in worded:
             prompts.append(experts.conversation(rules, self.schema, question, ""))
         answers = self.checker.ask_all(prompts)
+        texts = experts.answer_texts(answers)
         pairs = []
-        for (draft, _), text in zip(worded, experts.answer_texts(answers), strict=True):
-            pairs.append(Pair(self.database, draft.sql, read_sql(text)))
+        for (draft, _), text in zip(worded, texts, strict=True):
+            predicted = read_sql(text)
+            pairs.append(Pair(self.database, draft.sql, predicted))
         return pairs
 
     def _put_into_words(self, drafts: Sequence[Draft], invented: Invented) -> list[tuple[Draft, str]]:
@@ -183,10 +199,12 @@ class Inventor:
         for draft in drafts:
             rules = ASK.format(style=STYLES[draft.style])
             prompts.append(experts.conversation(rules, self.schema, "none yet", "", SQL=draft.sql))
-        worded = []
         answers = self.teacher.ask_all(prompts)
-        for draft, text in zip(drafts, experts.answer_texts(answers), strict=True):
-            question = " ".join((text or "").split()).strip("\"' ")
+        texts = experts.answer_texts(answers)
+        worded = []
+        for draft, text in zip(drafts, texts, strict=True):
+            words = (text or "").split()
+            question = " ".join(words).strip("\"' ")
             if not question:
                 invented.lose(draft.number, "no_question")
             elif len(question) > QUESTION_CHARS:  # a cut question would lack a condition
@@ -214,7 +232,8 @@ class Inventor:
                 continue
             shape = sql_shape(text, names=True)  # the same for drafts that differ in values only
             if not result.ok:
-                invented.lose(plan.number, f"sql_{result.error_class or result.status.value}")
+                error = result.error_class or result.status.value
+                invented.lose(plan.number, f"sql_{error}")
             elif not _has_content(result):
                 invented.lose(plan.number, "empty_result")
             elif shape in self.shapes:
@@ -262,8 +281,10 @@ def read_sql(text: str | None) -> str | None:
     """The query of an answer: in its last fence, or all of the text if it begins like one; None for any other."""
     if not text:
         return None
+    body = text
     fenced = _FENCE.findall(text)
-    body = fenced[-1] if fenced else text
+    if fenced:
+        body = fenced[-1]
     sql = body.strip().rstrip(";").strip()
     if re.match(r"(select|with)\b", sql, re.IGNORECASE) is None:
         return None
@@ -303,7 +324,8 @@ def read_log(text: str, engine: EngineName) -> QueryLog:
         after = statement.after
         is_right = statement.is_closed
         if is_right and statement.inner_end is not None:
-            (is_right,) = analyst.is_readable([(text[statement.begin : end], engine)])
+            whole_text = text[statement.begin : end]
+            (is_right,) = analyst.is_readable([(whole_text, engine)])
         if not is_right and statement.inner_end is not None:
             end = statement.inner_end
             after = end + 1
@@ -315,7 +337,8 @@ def read_log(text: str, engine: EngineName) -> QueryLog:
         else:
             unreadable.append(query)
         statement = next(split_script(text, engine, after), None)
-    return QueryLog(tuple(queries.values()), count - len(queries), tuple(unreadable))
+    repeats = count - len(queries)
+    return QueryLog(tuple(queries.values()), repeats, tuple(unreadable))
 
 
 # Coverage of a schema by a set of questions: its tables, its joins, functions of SQL and levels, and the gaps.
@@ -336,10 +359,14 @@ class Coverage:
 
 def schema_coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
     """The parts that the gold SQL of these questions uses; a query that cannot be read counts for its level alone."""
-    queries = [(example.gold_sql, analyst.reading(example.database)) for example in examples]
-    requests = [(sql, schema, engine) for sql, engine in queries]
-    items = analyst.schema_items(requests)
-    table_sets = [item.tables for item in items if item is not None]
+    queries = []
+    requests = []
+    for example in examples:
+        engine = analyst.reading(example.database)
+        queries.append((example.gold_sql, engine))
+        requests.append((example.gold_sql, schema, engine))
+    items_of_queries = analyst.schema_items(requests)
+    table_sets = [items.tables for items in items_of_queries if items is not None]
     tables = {}
     joins = {}
     for table in schema.tables:
@@ -352,26 +379,37 @@ def schema_coverage(examples: Sequence[Example], schema: Schema) -> Coverage:
     used: Counter[str] = Counter()
     for names in analyst.functions(queries):
         used.update(names)
-    most_used_first = sorted(used.items(), key=lambda pair: (-pair[1], pair[0]))
+    most_used_first = sorted(used, key=lambda name: (-used[name], name))
+    functions = {name: used[name] for name in most_used_first}
     levels = Counter(example.hardness for example in examples)
     hardness: dict[str, int] = {level: levels[level] for level in HARDNESS_LEVELS}
-    return Coverage(tables, joins, dict(most_used_first), hardness)
+    return Coverage(tables, joins, functions, hardness)
 
 
 def coverage_lines(coverage: Coverage) -> Iterator[str]:
     """The report for a person."""
-    for title, counts in (("tables", coverage.tables), ("joins over a foreign key", coverage.joins)):
-        if not counts:
-            continue
-        unasked = [name for name, count in counts.items() if not count]
-        line = f"{title}: {len(counts) - len(unasked)} of {len(counts)}"
-        if unasked:
-            line += f"; no question about {_first_names(unasked)}"
-        yield line
-    for title, counts in (("functions", coverage.functions), ("hardness", coverage.hardness)):
-        numbers = [f"{name} {count}" for name, count in counts.items()]
-        listed = _first_names(numbers) or "none"
-        yield f"{title}: {listed}"
+    if coverage.tables:
+        yield _line_on_gaps("tables", coverage.tables)
+    if coverage.joins:
+        yield _line_on_gaps("joins over a foreign key", coverage.joins)
+    yield _line_of_counts("functions", coverage.functions)
+    yield _line_of_counts("hardness", coverage.hardness)
+
+
+def _line_on_gaps(title: str, counts: Mapping[str, int]) -> str:
+    """How many parts of a schema questions ask, and the parts that none asks."""
+    unasked = [name for name, count in counts.items() if not count]
+    n_asked = len(counts) - len(unasked)
+    line = f"{title}: {n_asked} of {len(counts)}"
+    if unasked:
+        line += f"; no question about {_first_names(unasked)}"
+    return line
+
+
+def _line_of_counts(title: str, counts: Mapping[str, int]) -> str:
+    numbers = [f"{name} {count}" for name, count in counts.items()]
+    listed = _first_names(numbers) or "none"
+    return f"{title}: {listed}"
 
 
 def _first_names(names: Sequence[str]) -> str:

@@ -63,10 +63,15 @@ class Invention:
         """
         with self.openable.sql(self.recipe.execution, self.recipe.hardware.sql_workers) as sql:
             schema = self.openable.schema(sql, values=SCHEMA_VALUES)
-            queries = [query.sql for query in self.queries]
-            teacher = self.askers[0]
-            checker = self.askers[-1]
-            inventor = Inventor(self.openable.database, schema, sql, teacher, checker, self.recipe.seed, queries)
+            inventor = Inventor(
+                database=self.openable.database,
+                schema=schema,
+                sql=sql,
+                teacher=self.askers[0],
+                checker=self.askers[-1],
+                seed=self.recipe.seed,
+                queries=[query.sql for query in self.queries],
+            )
             invented = inventor.make(self.count, advance)
         return InventedQuestions(self, invented, schema)
 
@@ -88,7 +93,8 @@ class InventedQuestions:
     @property
     def counts(self) -> Mapping[str, float]:
         """Drafts by their end."""
-        return {reason: float(number) for reason, number in sorted(self.invented.counts.items())}
+        counts = sorted(self.invented.counts.items())
+        return {reason: float(number) for reason, number in counts}
 
     @functools.cached_property
     def coverage(self) -> invent.Coverage:
@@ -109,9 +115,10 @@ class InventedQuestions:
         kept = len(self.invented.examples)
         yield f"{kept} of {self.invention.count} questions in {out} (use: data.sft.kind=jsonl data.sft.path={out})"
         yield f"queries: {self._reasons()}"
+        log = self.invention.request.log
         for reason, numbers in self._lost_lines().items():
-            log = self.invention.request.log
-            yield f"{log}: {reason} in the queries of the lines {', '.join(map(str, numbers))}"
+            listed = ", ".join(map(str, numbers))
+            yield f"{log}: {reason} in the queries of the lines {listed}"
         yield from invent.coverage_lines(self.coverage)
         yield f"look through them with: sqltrain review {out}"
         doubted = len(self.invented.doubted)
@@ -161,18 +168,21 @@ def prepare_invention(request: InventionRequest, recipe: Recipe, store: Store, s
         queries = _read_log(request.log, openable, say)
     _require_writable_file(request.out)
     names = [request.model, request.checker or request.model]
-    endpoints = dict.fromkeys(name.removeprefix(ENDPOINT) for name in names)
-    askers = [Asker.named(name, store.root / RESPONSES) for name in endpoints]
+    endpoints = [name.removeprefix(ENDPOINT) for name in names]
+    responses = store.root / RESPONSES
+    askers = [Asker.named(name, responses) for name in dict.fromkeys(endpoints)]
     asyncio.run(_require_reachable(askers))
     count = request.count or len(queries) or DEFAULT_COUNT
     return Invention(request, recipe, openable, queries, count, askers)
 
 
 def _read_log(log: Path, openable: OpenableDatabase, say: Say) -> Sequence[LoggedQuery]:
-    read = invent.read_log(read_text(log, LOG_HINT), openable.database.engine)
+    text = read_text(log, LOG_HINT)
+    read = invent.read_log(text, openable.database.engine)
     for query in read.unreadable:
         reason = "a quote or a comment is never closed"
-        say(f"{log}, line {query.line} is left out, for {reason}: {_beginning_of_query(query.sql)}")
+        beginning = _beginning_of_query(query.sql)
+        say(f"{log}, line {query.line} is left out, for {reason}: {beginning}")
     if read.repeats:
         say(f"{log} has {read.repeats} statements more than once; each is tried once")
     if not read.queries:
@@ -182,7 +192,8 @@ def _read_log(log: Path, openable: OpenableDatabase, say: Say) -> Sequence[Logge
 
 def _beginning_of_query(sql: str) -> str:
     """The beginning of a query, in one line."""
-    return shortened(plain(" ".join(sql.split())), MAX_QUERY_CHARS)
+    one_line = " ".join(sql.split())
+    return shortened(plain(one_line), MAX_QUERY_CHARS)
 
 
 def _require_writable_file(out: Path) -> None:

@@ -34,7 +34,9 @@ class OpenAIPolicy(Policy):
         self.asker = Asker(endpoint, name, responses, concurrency)
         self._first_sample = first_sample
         self._is_reached = False
-        self._agent = protocol.agent if protocol is not None else ()
+        self._agent: Sequence[str] = ()  # the tags of the agent's blocks
+        if protocol is not None:
+            self._agent = protocol.agent
 
     async def check(self) -> None:
         """Ask the endpoint once before a run's first question; see `Connection.reach`."""
@@ -44,11 +46,18 @@ class OpenAIPolicy(Policy):
 
     async def generate(self, request: Request) -> Completion:
         """One agent turn; errors are those of `Connection.ask`."""
-        sample = self._first_sample + request.sample
-        answer = await self.asker.ask(request.messages, request.sampling, request.stop, request.max_tokens, sample)
+        answer = await self.asker.ask(
+            messages=request.messages,
+            sampling=request.sampling,
+            stop=request.stop,
+            max_tokens=request.max_tokens,
+            sample=self._first_sample + request.sample,
+        )
         keeps_reasoning = self.asker.endpoint.reasoning == "keep"
         text = as_turn(answer, request.stop, self._agent, keeps_reasoning)
-        return Completion(text, finish="length" if answer.kind == "truncated" else "stop")
+        if answer.kind == "truncated":
+            return Completion(text, finish="length")
+        return Completion(text, finish="stop")
 
     def take_used(self) -> dict[str, float]:
         return self.asker.take_used()
@@ -93,11 +102,12 @@ def teacher_policies(
         else:
             name = teacher_endpoint(teacher)
             policy = OpenAIPolicy(endpoint(name), name, teacher.concurrency, responses, protocol)
-            if first.setdefault(name, policy) is not policy:
+            earlier = first.setdefault(name, policy)
+            if earlier is not policy:
                 # An endpoint has one asker: one pace, one budget, one breaker, one bill.
                 if policy.asker.log is not None:
                     policy.asker.log.close()
-                policy.asker = first[name].asker
+                policy.asker = earlier.asker
                 policy.asker.concurrency += policy.live
             policies.append(policy)
     return policies
@@ -124,11 +134,12 @@ class HintedPolicy(Policy):
 
     async def generate(self, request: Request) -> Completion:
         """One turn of the teacher, with the hint at the end of the first user message."""
+        hint = HINT.format(gold=request.example.gold_sql)
         messages = list(request.messages)
-        at = next((index for index, (role, _) in enumerate(messages) if role == "user"), None)
-        if at is not None:
-            role, text = messages[at]
-            messages[at] = (role, text + HINT.format(gold=request.example.gold_sql))
+        for index, (role, text) in enumerate(messages):
+            if role == "user":
+                messages[index] = (role, text + hint)
+                break
         hinted = dataclasses.replace(request, messages=tuple(messages))
         return await self._teacher.generate(hinted)
 
