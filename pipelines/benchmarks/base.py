@@ -44,6 +44,7 @@ EMPTY = "gold_empty"  # the reason of `check_gold` that is not a fault
 UNUSED_CORRECTION = "unused_correction"  # the reason of a correction that is of no question
 DUPLICATE_ID = "duplicate_id"  # the reason of a row whose id an earlier row of its source or its pool has
 HIDDEN_SQL = "its SQL is not repeated here, for the database has hidden parts"
+JsonObject = dict[str, Any]
 PROBE_SQL = "SELECT 1"  # looks for the database, if the gold is a result and not a query
 
 
@@ -86,11 +87,9 @@ def read(source: Source, seed: int, root: Path) -> Questions:
 
     loaded = load(source, seed, root)
     examples = with_hardness(list(loaded.examples))
-    ids = [example.id for example in examples]
-    levels = [example.hardness for example in examples]
-    rows, rejected = choose_rows(
-        pl.Series(ids, dtype=pl.String), pl.Series(levels, dtype=pl.String), loaded.quarantine, source, seed
-    )
+    ids = pl.Series([example.id for example in examples], dtype=pl.String)
+    levels = pl.Series([example.hardness for example in examples], dtype=pl.String)
+    rows, rejected = choose_rows(ids, levels, loaded.quarantine, source, seed)
     chosen = [examples[row] for row in rows]
     return Questions(chosen, rejected)
 
@@ -106,7 +105,8 @@ def load(source: Source, seed: int, root: Path) -> Loaded:
         loaded.quarantine.append(Rejected(line, UNUSED_CORRECTION, detail, chosen=False))
 
     path = Path(source.corrections).expanduser()
-    return Loaded(corrections.correct(loaded.examples, path, unused), loaded.quarantine)
+    corrected = corrections.correct(loaded.examples, path, unused)
+    return Loaded(corrected, loaded.quarantine)
 
 
 def choose_rows(
@@ -165,9 +165,11 @@ def files(source: Source) -> Iterator[Path] | None:
     reader = READERS[source.kind]
     if reader.files is None:
         return None
+    paths = iter(reader.files(source))
     if source.corrections is None:
-        return iter(reader.files(source))
-    return itertools.chain(reader.files(source), [Path(source.corrections).expanduser()])
+        return paths
+    path = Path(source.corrections).expanduser()
+    return itertools.chain(paths, [path])
 
 
 def addresses(source: Source) -> Iterator[str]:
@@ -209,7 +211,10 @@ def check_gold(
         root: the folder that the examples' locations are relative to.
         drop_empty: reject examples whose gold SQL returns nothing, too (MTIR-SQL, 4.1), as `EMPTY`.
     """
-    jobs = [(example.database, example.gold_sql or PROBE_SQL) for example in resolve_locations(examples, root)]
+    jobs = []
+    for example in resolve_locations(examples, root):
+        sql = example.gold_sql or PROBE_SQL
+        jobs.append((example.database, sql))
     results = engine.execute_many(jobs, max_rows=1)
     good: list[Example] = []
     rejected: list[Rejected] = []
@@ -220,7 +225,8 @@ def check_gold(
             continue
         quoted_sql = HIDDEN_SQL if engine.hides(database) else example.gold_sql
         rejected.append(_failed_gold(example, result, quoted_sql))
-    return good, rejected + _failed_further_gold(resolve_locations(good, root), engine)
+    notes = _failed_further_gold(resolve_locations(good, root), engine)
+    return good, rejected + notes
 
 
 def _failed_gold(example: Example, result: ExecutionResult, quoted_sql: str) -> Rejected:
@@ -244,14 +250,17 @@ def _failed_further_gold(examples: Sequence[Example], engine: SqlEngine) -> list
             ids.append(example.id)
     if not jobs:
         return []
+    results = engine.execute_many(jobs, max_rows=1)
     notes = []
-    for id, (database, sql), result in zip(ids, jobs, engine.execute_many(jobs, max_rows=1), strict=True):
+    for id, (database, sql), result in zip(ids, jobs, results, strict=True):
         if result.ok:
             continue
         status = result.status.value
+        reason = f"further_gold_{result.error_class or status}"
         quoted_sql = HIDDEN_SQL if engine.hides(database) else sql
-        detail = f"the question stays, without its further gold query: {result.error or status}: {quoted_sql}"
-        notes.append(Rejected(id, f"further_gold_{result.error_class or status}", detail, chosen=False))
+        error = result.error or status
+        detail = f"the question stays, without its further gold query: {error}: {quoted_sql}"
+        notes.append(Rejected(id, reason, detail, chosen=False))
     return notes
 
 
@@ -265,7 +274,7 @@ def source_folder(source: Source) -> Path:
     return folder
 
 
-def read_objects(path: Path, hint: str) -> list[dict[str, Any]]:
+def read_objects(path: Path, hint: str) -> list[JsonObject]:
     """The JSON objects in a file of JSON lines; DataError if a row is none."""
     rows = [row.value for row in good_rows(path, hint=hint)]
     if not all(isinstance(row, dict) for row in rows):
@@ -273,9 +282,9 @@ def read_objects(path: Path, hint: str) -> list[dict[str, Any]]:
     return rows
 
 
-def by_name(rows: Iterable[dict[str, Any]], field: str, path: Path) -> dict[str, dict[str, Any]]:
+def by_name(rows: Iterable[JsonObject], field: str, path: Path) -> dict[str, JsonObject]:
     """The rows of a benchmark's file by the name that each has in a field; DataError for a name that two rows have."""
-    named: dict[str, dict[str, Any]] = {}
+    named: dict[str, JsonObject] = {}
     for row in rows:
         name = str(row.get(field))
         if name in named:
@@ -444,23 +453,36 @@ class Layout:
                 yield from self.databases(id)
             yield from self.described_by(id)
 
-    def read(
-        self, source: Source, root: Path, finish: Callable[[Example, Any], Example] = lambda example, row: example
-    ) -> Loaded:
+    def read(self, source: Source, root: Path, finish: Callable[[Example, Any], Example] | None = None) -> Loaded:
         """The questions; `finish` adds the fields of a row that only this benchmark has."""
 
         def make(numbered: NumberedRow) -> Example:
             row = numbered.row
-            number = numbered.number if self.id is None else text_field(row, self.id)
+            number = numbered.number
+            if self.id is not None:
+                number = text_field(row, self.id)
             database_id = text_field(row, "db_id")
             question = text_field(row, self.question)
             sql, meta = gold_queries(row, *self.sql)
-            database = self._database(database_id, source, root)
-            example = Example(f"{self.name}_{number}", question, database, sql, source=self.name, meta=meta)
+            example = Example(
+                id=f"{self.name}_{number}",
+                question=question,
+                database=self._database(database_id, source, root),
+                gold_sql=sql,
+                source=self.name,
+                meta=meta,
+            )
+            if finish is None:
+                return example
             return finish(example, row)
 
-        questions = ((numbered.place, numbered) for numbered in self.rows() if not self.skip(numbered.row))
-        return collect_examples(questions, make)
+        return collect_examples(self._named_questions(), make)
+
+    def _named_questions(self) -> Iterator[tuple[str, NumberedRow]]:
+        """Each row that is a question, behind its place."""
+        for numbered in self.rows():
+            if not self.skip(numbered.row):
+                yield numbered.place, numbered
 
     def _database(self, id: str, source: Source, root: Path) -> Database:
         """The database of that id: a server's, or a file that is linked under `root`."""
@@ -468,9 +490,12 @@ class Layout:
             check_plain(id)
             return self.on_server(id)
         path = find_database(id, self.databases)
-        folder = path.parent.parent.name  # databases of two folders may have one name
-        namespace = "" if self.main_folder in (None, folder) else folder
-        return Database(id, "sqlite", link_database(path, root, source, namespace))
+        folder = path.parent.parent.name
+        namespace = ""
+        if self.main_folder not in (None, folder):  # databases of two folders may have one name
+            namespace = folder
+        location = link_database(path, root, source, namespace)
+        return Database(id, "sqlite", location)
 
 
 def with_hardness(examples: list[Example]) -> list[Example]:

@@ -59,13 +59,15 @@ def read_bird(source: Source, seed: int, root: Path) -> Loaded:
     def finish(example: Example, row: Any) -> Example:
         meta = {}
         for name in ("question_id", "difficulty"):
-            if isinstance(row.get(name), str | int):
-                meta[name] = row[name]
+            value = row.get(name)
+            if isinstance(value, str | int):
+                meta[name] = value
         evidence = [text_field(row, "evidence", required=False)]
         if is_described:
             evidence.append(descriptions(home / example.database.id))
         text = "\n".join(filter(None, evidence))
-        return dataclasses.replace(example, evidence=text, meta={**meta, **example.meta})
+        meta |= example.meta
+        return dataclasses.replace(example, evidence=text, meta=meta)
 
     return layout.read(source, root, finish)
 
@@ -76,7 +78,8 @@ def _layout(source: Source) -> tuple[Layout, Path]:
     folder = source_folder(source)
     file = folder / (options.questions or f"{source.split}.json")
     mini_dev = folder / "mini_dev_sqlite.json"
-    if not options.questions and source.split == "dev" and mini_dev.is_file() and not file.is_file():
+    may_be_mini_dev = not options.questions and source.split == "dev"
+    if may_be_mini_dev and mini_dev.is_file() and not file.is_file():
         file = mini_dev
     home = folder / (options.databases or f"{source.split}_databases")
 
@@ -89,14 +92,20 @@ def _layout(source: Source) -> tuple[Layout, Path]:
             raise BadRow("bad_address", f"no engine has addresses such as {address!r}")
         return Database(id, engine, address)
 
+    def database(id: str) -> list[Path]:
+        return [home / id / f"{id}.sqlite"]
+
+    def described_by(id: str) -> Iterator[Path]:
+        return (home / id / DESCRIPTIONS).glob("*.csv")
+
     layout = Layout(
-        "bird",
-        HINT,
-        [QuestionFile(file, file.name, file.stem)],
-        lambda id: [home / id / f"{id}.sqlite"],
+        name="bird",
+        hint=HINT,
+        files=[QuestionFile(file, file.name, file.stem)],
+        databases=database,
         sql=("SQL",),
         on_server=None if options.address is None else on_server,
-        described_by=lambda id: (home / id / DESCRIPTIONS).glob("*.csv"),
+        described_by=described_by,
     )
     return layout, home
 
@@ -118,7 +127,8 @@ def describe_columns(folder: Path) -> str:
 
 def description_tables(folder: Path) -> list[Path]:
     """The files that describe the tables of a database in this folder, in the order of the tables' names."""
-    return sorted((folder / DESCRIPTIONS).glob("*.csv"), key=lambda path: path.name.lower())
+    paths = (folder / DESCRIPTIONS).glob("*.csv")
+    return sorted(paths, key=lambda path: path.name.lower())
 
 
 def windows_text(data: bytes) -> str:

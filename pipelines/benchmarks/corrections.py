@@ -37,7 +37,10 @@ def correct(examples: Iterable[Example], path: Path, unused: Callable[[str, str]
     corrected: dict[str, str] = {}  # ids of the examples by the names of their entries
     for example in examples:
         entry = _entry_of(example, path, entries, corrected)
-        yield example if entry is None else _corrected(example, entry)
+        if entry is None:
+            yield example
+        else:
+            yield _corrected(example, entry)
     if entries and not corrected:
         raise DataError(f"no correction of {path} is of a question of this source", HINT)
     for name, entry in entries.items():
@@ -54,7 +57,10 @@ class Entry:
     more: Mapping[str, Any]  # further gold queries, as a field of `meta`; {} if there are none.
 
 
-def _read_entries(path: Path) -> dict[str, Entry]:
+Entries = Mapping[str, Entry]  # by the names of their questions
+
+
+def _read_entries(path: Path) -> Entries:
     """The corrections of a file, by the names of their questions: "id bird_dev_17", "question_id 17"."""
     entries: dict[str, Entry] = {}
     for line, _, row in good_rows(path, [NAMES, SQL], HINT):
@@ -68,7 +74,8 @@ def _read_entries(path: Path) -> dict[str, Entry]:
         if name in entries:
             raise DataError(f"{where}: a second correction of {name}", HINT)
         try:
-            texts = {field: text_field(row, field, required=False) for field in TEXTS if row.get(field) is not None}
+            fields = [field for field in TEXTS if row.get(field) is not None]
+            texts = {field: text_field(row, field, required=False) for field in fields}
             sql, more = gold_queries(row, *SQL)
         except BadRow as bad:
             raise DataError(f"{where}: {bad.detail}", HINT) from None
@@ -93,25 +100,24 @@ def names_of(example: Example) -> list[str]:
     return names
 
 
-def _entry_of(example: Example, path: Path, entries: Mapping[str, Entry], corrected: dict[str, str]) -> Entry | None:
+def _entry_of(example: Example, path: Path, entries: Entries, corrected: dict[str, str]) -> Entry | None:
     """The entry that corrects an example, noted in `corrected`; None if there is none."""
     names = [name for name in names_of(example) if name in entries]
     if not names:
         return None
     if len(names) > 1:
-        raise DataError(f"{path} corrects {example.id} twice: by its {' and by its '.join(names)}", HINT)
+        listed = " and by its ".join(names)
+        raise DataError(f"{path} corrects {example.id} twice: by its {listed}", HINT)
     name = names[0]
+    entry = entries[name]
     if name in corrected:
         hint = "Give each question an id of its own."
         if corrected[name] != example.id:
             hint = f'Name one of them by its own id, such as {{"id": "{example.id}", ...}}.'
-        raise DataError(
-            f"{path}, line {entries[name].line} corrects {name}, which is of two questions: {corrected[name]} and "
-            f"{example.id}",
-            hint,
-        )
+        questions = f"{corrected[name]} and {example.id}"
+        raise DataError(f"{path}, line {entry.line} corrects {name}, which is of two questions: {questions}", hint)
     corrected[name] = example.id
-    return entries[name]
+    return entry
 
 
 def _corrected(example: Example, entry: Entry) -> Example:
@@ -119,15 +125,21 @@ def _corrected(example: Example, entry: Entry) -> Example:
 
     A question whose SQL changed has no level any more.
     """
-    texts = {"sql": example.gold_sql, "question": example.question, "evidence": example.evidence}
+    texts = {
+        "sql": example.gold_sql,
+        "question": example.question,
+        "evidence": example.evidence,
+    }
     published = {}
     for name, text in entry.texts.items():
         if name in texts and text != texts[name]:
             published[name] = texts[name]
             texts[name] = text
     meta = dict(example.meta)
+    hardness = example.hardness
     if "sql" in published:
         meta.pop(GOLD_SQLS, None)
+        hardness = None
     meta |= entry.more
     if not published and meta == example.meta:
         return example
@@ -137,7 +149,7 @@ def _corrected(example: Example, entry: Entry) -> Example:
         gold_sql=texts["sql"],
         question=texts["question"],
         evidence=texts["evidence"],
-        hardness=None if "sql" in published else example.hardness,
+        hardness=hardness,
         meta=meta,
     )
 

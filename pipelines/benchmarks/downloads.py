@@ -43,17 +43,27 @@ class BenchmarkDownload:
     @property
     def hint(self) -> str:
         """The hint beside a download that cannot be read."""
-        return f"Get it from {self.get}" if self.get else OWN
+        if self.get:
+            return f"Get it from {self.get}"
+        return OWN
 
 
 OWN = (
     'Each line of the file is {"question": "...", "database": "FILE.sqlite", "sql": "SELECT ..."}; of a CSV file, '
     "the first line names these columns"
 )
-BENCHMARKS = {
-    name: BenchmarkDownload(**{**row, "get": row["get"].format(by_mail=livesqlbench.HINT)})
-    for name, row in read_yaml(CONF / "downloads.yaml").items()
-}
+
+
+def _read_downloads() -> dict[str, BenchmarkDownload]:
+    """The benchmarks of `conf/downloads.yaml`, by name."""
+    downloads = {}
+    for name, row in read_yaml(CONF / "downloads.yaml").items():
+        get = row["get"].format(by_mail=livesqlbench.HINT)
+        downloads[name] = BenchmarkDownload(row["questions"], row["databases"], row["licence"], get)
+    return downloads
+
+
+BENCHMARKS = _read_downloads()
 
 LISTS: Mapping[str, tuple[str, ...]] = {  # tables of benchmarks that the field reports together
     "omnisql": (  # Li et al., 2025 (arXiv 2503.02240): nine columns
@@ -84,7 +94,10 @@ def download_source(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
     tree = read_yaml(CONF / "data" / f"{name}.yaml")
     pools: list[dict[str, Any]] = []
     for value in tree["data"].values():
-        pools += value if isinstance(value, list) else [value]
+        if isinstance(value, list):
+            pools += value
+        else:
+            pools.append(value)
     for pool in pools:
         pool["path"] = str(path.expanduser().resolve())
         if pool["kind"] == "jsonl":
@@ -138,7 +151,14 @@ def _read_download(source: Source, root: Path) -> tuple[base.Questions, int]:
 def _questions_sha256(examples: Sequence[Example]) -> str:
     content = hashlib.sha256()
     for example in examples:
-        fields = (example.id, example.question, example.evidence, example.database.id, example.gold_sql, "\n")
+        fields = (
+            example.id,
+            example.question,
+            example.evidence,
+            example.database.id,
+            example.gold_sql,
+            "\n",
+        )
         content.update("\0".join(fields).encode())
     return content.hexdigest()
 
@@ -150,7 +170,8 @@ def _databases_sha256(examples: Sequence[Example], root: Path) -> str | None:
         database = example.database
         if not DIALECTS[database.engine].is_server:
             files.add((database.id, root / database.location))
-    if sum(path.stat().st_size for _, path in files) > MOST_BYTES:
+    sizes = [path.stat().st_size for _, path in files]
+    if sum(sizes) > MOST_BYTES:
         return None
     content = hashlib.sha256()
     for id, path in sorted(files):

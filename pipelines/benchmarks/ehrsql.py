@@ -42,26 +42,30 @@ def _with_ehrsql_fields(example: Example, row: Any) -> Example:
     """The example with its template and tags in `meta`, and with the gold SQL that EHRSQL's own script runs."""
     meta = {}
     for name in ("template", "q_tag", "t_tag"):
-        if isinstance(row.get(name), str | list):
-            meta[name] = row[name]
+        value = row.get(name)
+        if isinstance(value, str | list):
+            meta[name] = value
+    meta |= example.meta
     gold_sql = ehrsql_query(example.gold_sql)
     if is_unanswerable(row):
         gold_sql = ABSTENTION
-    return dataclasses.replace(example, gold_sql=gold_sql, meta={**meta, **example.meta})
+    return dataclasses.replace(example, gold_sql=gold_sql, meta=meta)
 
 
 def _layout(source: Source) -> Layout:
     folder = source_folder(source)
-    nested = folder / "dataset" / "ehrsql"
-    home = nested if nested.is_dir() else folder
+    home = folder / "dataset" / "ehrsql"
+    if not home.is_dir():
+        home = folder
     files = []
     for path in split_files(home, FILES[source.split], HINT):
         files.append(QuestionFile(path, f"{path.parent.name}/{path.name}", path.stem))
 
     def database(id: str) -> list[Path]:
         published = home / id / f"{id}.sqlite"
-        bundled = home / "databases" / id / f"{id}.sqlite"
-        return [published if published.is_file() else bundled]
+        if published.is_file():
+            return [published]
+        return [home / "databases" / id / f"{id}.sqlite"]
 
     keeps_unanswerable = EhrsqlOptions.model_validate(source.options).unanswerable
 

@@ -110,7 +110,8 @@ def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
     home = folder / layout.folder
     gold: dict[str, Any] = {}
     for path in _gold(folder, options):
-        gold |= base.by_name(base.read_objects(path, HINT), "instance_id", path)
+        answers = base.read_objects(path, HINT)
+        gold |= base.by_name(answers, "instance_id", path)
     evidence_of = functools.cache(_evidence)
 
     def make(row: Any) -> Example:
@@ -133,19 +134,21 @@ def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
         ambiguities = _ambiguities(row)
         answer = {**row, **gold.get(id, {})}
         sql = _gold_script(answer, options)
-        deleted = frozenset(mark["deleted"] for mark in ambiguities if isinstance(mark["deleted"], int))
+        deleted_ids = [mark["deleted"] for mark in ambiguities]
+        deleted = frozenset(id for id in deleted_ids if isinstance(id, int))
         difficulty = f"{row.get('category', '')} {row.get('difficulty_tier', '')}".strip()
         meta: dict[str, Any] = {"difficulty": difficulty}
         if setup:
             meta["setup"] = setup
         if source.kind == "mini_interact":
             meta["ambiguities"] = ambiguities
+        evidence = evidence_of(home / name / name, deleted, options.knowledge, options.meanings)
         return Example(
             id=f"{source.kind}_{id}",
             question=question,
             database=Database(name, "sqlite_stateful", location),
             gold_sql=sql,
-            evidence=evidence_of(home / name / name, deleted, options.knowledge, options.meanings),
+            evidence=evidence,
             source=source.kind,
             meta=meta,
         )
@@ -169,20 +172,21 @@ def _ambiguities(row: Row) -> list[dict[str, Any]]:
     """The vague words of a question: each with its meaning in SQL, its kind, whether an answer depends on it, and the
     number of the knowledge that was taken out.
     """
+    groups = row
     nested = row.get("user_query_ambiguity")
-    groups = {**nested, **row} if isinstance(nested, dict) else row
+    if isinstance(nested, dict):
+        groups = {**nested, **row}
     ambiguities = []
     for group, is_critical in AMBIGUITY_GROUPS.items():
         for mark in _marks(groups, group):
-            ambiguities.append(
-                {
-                    "term": mark["term"],
-                    "means": mark["sql_snippet"],
-                    "kind": str(mark.get("type", "")),
-                    "critical": is_critical,
-                    "deleted": mark.get("deleted_knowledge"),
-                }
-            )
+            ambiguity = {
+                "term": mark["term"],
+                "means": mark["sql_snippet"],
+                "kind": str(mark.get("type", "")),
+                "critical": is_critical,
+                "deleted": mark.get("deleted_knowledge"),
+            }
+            ambiguities.append(ambiguity)
     return ambiguities
 
 
@@ -192,7 +196,8 @@ def _gold_script(answer: Row, options: LiveSqlBenchOptions) -> str:
     if not sql:
         raise BadRow("missing_gold", "no gold SQL: it is not in the public file")
     changes_data = writes(sql)
-    has_own_test = any(_is_own_test(str(test)) for test in _listed(answer.get("test_cases")))
+    tests = _listed(answer.get("test_cases"))
+    has_own_test = any(_is_own_test(str(test)) for test in tests)
     if has_own_test and not (options.state and changes_data):
         raise BadRow("python_test_case", "its test case is a Python function, which is never run")
     conditions = answer.get("conditions")
@@ -212,7 +217,7 @@ def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:
     """The file with gold SQL; [] if the question file has been joined with it."""
     if options.gold is not None:
         return [folder / options.gold]
-    paths = sorted(path for path in folder.glob("*.jsonl") if GOLD.fullmatch(path.name))
+    paths = [path for path in sorted(folder.glob("*.jsonl")) if GOLD.fullmatch(path.name)]
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
         raise DataError(f"{folder} has several gold files: {names}", "Say which by options.gold=NAME.")
@@ -228,9 +233,11 @@ def _database_file(folder: Path, name: str) -> Path:
 
 def _joined_script(row: Row, field: str) -> str:
     """The statements of a field, which is a list of texts, as one script."""
-    value = row.get(field) or []
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+    texts = row.get(field) or []
+    if isinstance(texts, str):
+        texts = [texts]
+    are_texts = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    if not are_texts:
         raise BadRow("wrong_type", f"{field} is no list of texts")
     statements = []
     for text in texts:
@@ -243,15 +250,19 @@ def _listed(value: Any) -> list[Any]:
     """A list as it is, None as an empty list, anything else as its one item."""
     if value is None:
         return []
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def _marks(row: Row, group: str) -> list[Row]:
     """A group of a question's vague words; BadRow for an entry without words or meaning."""
     marks = _listed(row.get(group))
     for mark in marks:
-        texts = (mark.get("term"), mark.get("sql_snippet")) if isinstance(mark, dict) else (None,)
-        if not all(isinstance(text, str) for text in texts):
+        has_texts = False
+        if isinstance(mark, dict):
+            has_texts = isinstance(mark.get("term"), str) and isinstance(mark.get("sql_snippet"), str)
+        if not has_texts:
             raise BadRow("malformed_ambiguity", f"{group} has an entry without term or sql_snippet")
     return marks
 
@@ -267,7 +278,8 @@ def _evidence(stem: Path, deleted: frozenset[int], knowledge: bool, meanings: bo
         lines += _knowledge_lines(stem.with_name(stem.name + KNOWLEDGE), deleted)
     if meanings:
         lines += _meaning_lines(stem.with_name(stem.name + MEANINGS))
-    return "\n".join(" ".join(line.split()) for line in lines)
+    bare_lines = [" ".join(line.split()) for line in lines]
+    return "\n".join(bare_lines)
 
 
 @functools.cache  # many questions ask one database, and its user is warned once
@@ -309,6 +321,8 @@ def _meaning_lines(path: Path) -> Iterator[str]:
     if not isinstance(named_columns, dict):
         raise DataError(f"{path} holds no JSON object of columns and their meanings", hint)
     for name, meaning in named_columns.items():
-        text = meaning if isinstance(meaning, str) else json.dumps(meaning, ensure_ascii=False)
-        table_and_column = name.split("|")[-2:]
-        yield f"{'.'.join(table_and_column)}: {text}"
+        text = meaning
+        if not isinstance(meaning, str):
+            text = json.dumps(meaning, ensure_ascii=False)
+        table_and_column = ".".join(name.split("|")[-2:])
+        yield f"{table_and_column}: {text}"

@@ -40,6 +40,7 @@ from pipelines.sql.dialects.base import identity
 from pipelines.sql.dialects.dialect import engine_of_address, engine_of_file, file_suffixes
 
 log = logging.getLogger(__name__)
+PlacedRow = tuple[str, Row]  # a row's place in its file, and the row
 READ_FIELDS = frozenset(("id", "question", "evidence", "history", GOLD_SQLS, NOT_READ, *SQL, *DATABASE))
 # Fields that `sqltrain` itself writes beside a question, for the page of `sqltrain review`.
 WRITTEN_FIELDS = frozenset(("style", "teacher", "checker", "votes", "hardness"))
@@ -90,7 +91,9 @@ def read_own_questions(source: Source, seed: int, root: Path) -> base.Loaded:
     for second, _ in _question_sources(source)[1:]:
         invented = _read_file(second, root)
     shares = Shares(options.dev, options.test)
-    parts, repeats = cut_questions(list(own.examples), list(invented.examples), shares)
+    own_examples = list(own.examples)
+    invented_examples = list(invented.examples)
+    parts, repeats = cut_questions(own_examples, invented_examples, shares)
     rejected: list[base.Rejected] = []
     if source.split == "train":  # the rejected rows of both files are reported once
         rejected = [*own.quarantine, *invented.quarantine]
@@ -135,13 +138,21 @@ def _read_file(source: Source, root: Path) -> base.Loaded:
         evidence = text_field(row, "evidence", required=False)
         if row.get("history"):
             meta["history"] = history_field(row)
-        database = _find_own_database(name, file.parent, source, root, options)
-        return Example(id, question, database, sql, evidence, source="jsonl", meta=meta)
+        return Example(
+            id=id,
+            question=question,
+            database=_find_own_database(name, file.parent, source, root, options),
+            gold_sql=sql,
+            evidence=evidence,
+            source="jsonl",
+            meta=meta,
+        )
 
-    return base.collect_examples(_noting_unread_fields(file, _read_rows(source, options)), make)
+    rows = _read_rows(source, options)
+    return base.collect_examples(_noting_unread_fields(file, rows), make)
 
 
-def _noting_unread_fields(file: Path, rows: Iterator[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
+def _noting_unread_fields(file: Path, rows: Iterator[PlacedRow]) -> Iterator[PlacedRow]:
     """The same rows; a warning names the fields of a file that are not read."""
     unread: set[str] = set()
     for place, row in rows:
@@ -214,7 +225,7 @@ def _find_own_database(name: str, folder: Path, source: Source, root: Path, opti
     return Database(id, engine, location)
 
 
-def _read_rows(source: Source, options: OwnOptions) -> Iterator[tuple[str, Row]]:
+def _read_rows(source: Source, options: OwnOptions) -> Iterator[PlacedRow]:
     """Each row of a file behind its place."""
     file = base.source_folder(source)
     if file.is_dir():

@@ -53,7 +53,8 @@ def describe(schema: Schema, database: Database) -> Schema:
         name = key(table.name)
         columns = []
         for column in table.columns:
-            description = descriptions.get((name, key(column.name)), "")
+            column_name = key(column.name)
+            description = descriptions.get((name, column_name), "")
             columns.append(dataclasses.replace(column, description=description))
         descriptions_of_table = [descriptions.get((name, "")), table.description]
         description = "; ".join(filter(None, descriptions_of_table))
@@ -99,7 +100,8 @@ def _natural_names(path: Path) -> dict[str, Descriptions]:
     rows = read_json_text(path)
     if not isinstance(rows, list):
         raise DataError(f"{path} is no list of databases", "Take it away, or download it again.")
-    entries = by_name([row for row in rows if isinstance(row, dict)], "db_id", path)
+    objects = [row for row in rows if isinstance(row, dict)]
+    entries = by_name(objects, "db_id", path)
     names: dict[str, Descriptions] = {}
     malformed: list[str] = []
     for id, entry in entries.items():
@@ -109,7 +111,9 @@ def _natural_names(path: Path) -> dict[str, Descriptions]:
             malformed.append(id)
     unread = len(malformed) + len(rows) - len(entries)
     if unread:
-        first = f"; the first named: {malformed[0]}" if malformed else ""
+        first = ""
+        if malformed:
+            first = f"; the first named: {malformed[0]}"
         log.warning("%s: %d entries are malformed, so their natural names are not shown%s", path, unread, first)
     return names
 
@@ -117,11 +121,12 @@ def _natural_names(path: Path) -> dict[str, Descriptions]:
 def _names_of_entry(entry: Mapping[str, Any]) -> Descriptions:
     """The natural names and descriptions of one database; any of Python's look-up errors for a malformed entry."""
     tables = entry["table_names_original"]
+    natural_names = entry["column_names"]
     columns: list[tuple[str, str, str]] = []  # (table, column, natural name)
-    for (_, natural), (index, name) in zip(entry["column_names"], entry["column_names_original"], strict=True):
+    for (_, natural), (index, name) in zip(natural_names, entry["column_names_original"], strict=True):
         if index >= 0:
             columns.append((tables[index], name, natural))
-    texts = entry.get("column_descriptions") or [""] * len(entry["column_names"])
+    texts = entry.get("column_descriptions") or [""] * len(natural_names)
     texts = texts[len(texts) - len(columns) :]  # the first may stand for "*", which belongs to no table
     descriptions = {}
     for (table, name, natural), text in zip(columns, texts, strict=True):
@@ -137,8 +142,9 @@ def _names_of_entry(entry: Mapping[str, Any]) -> Descriptions:
 def _adds_to(name: str, description: str) -> bool:
     """Whether a description says more than the name itself."""
     name = name.lower()
-    plain = "".join(description.lower().split())
-    return bool(plain) and plain not in (name, name.replace("_", ""))
+    bare_name = name.replace("_", "")
+    bare_description = "".join(description.lower().split())
+    return bare_description not in ("", name, bare_name)
 
 
 # The part of its schema that a question is shown, in `meta`.
@@ -157,7 +163,10 @@ def with_linked_schema(example: Example, items: SchemaItems | None, schema: Sche
     """The example with the shown part of its schema; all of it if nothing was chosen."""
     if items is None:
         items = all_items(schema)
-    columns = [[table, column] for table, column in sorted(items.columns) if table]
+    columns = []
+    for table, column in sorted(items.columns):
+        if table:
+            columns.append([table, column])
     linked = {"tables": sorted(items.tables), "columns": columns}
     return example.with_meta(**{key: linked})
 
@@ -169,20 +178,20 @@ def all_items(schema: Schema) -> SchemaItems:
     for table in schema.tables:
         name = table.name.lower()
         tables.add(name)
-        columns |= {(name, column.name.lower()) for column in table.columns}
+        for column in table.columns:
+            columns.add((name, column.name.lower()))
     return SchemaItems(frozenset(tables), frozenset(columns))
 
 
 def gold_items(examples: Sequence[Example], schema: Schemas) -> dict[str, SchemaItems | None]:
     """The items that each example's gold SQL reads, by the example's id; None if it cannot be read."""
-    readings = {}
-    for database in dict.fromkeys(example.database for example in examples):
-        readings[database] = analyst.reading(database)
+    reading = functools.cache(analyst.reading)
     ids = []
     queries = []
     for example in examples:
+        database = example.database
         ids.append(example.id)
-        queries.append((example.gold_sql, schema(example.database), readings[example.database]))
+        queries.append((example.gold_sql, schema(database), reading(database)))
     items = analyst.schema_items(queries)
     return dict(zip(ids, items, strict=True))
 
@@ -190,7 +199,11 @@ def gold_items(examples: Sequence[Example], schema: Schemas) -> dict[str, Schema
 def gold_linked(examples: Sequence[Example], schema: Schemas) -> list[Example]:
     """The examples, each with the schema that its gold SQL reads (Reasoning-SQL, 5.1, "correct schema")."""
     gold = gold_items(examples, schema)
-    return [with_linked_schema(example, gold[example.id], schema(example.database)) for example in examples]
+    linked = []
+    for example in examples:
+        items = gold[example.id]
+        linked.append(with_linked_schema(example, items, schema(example.database)))
+    return linked
 
 
 # Stored values that a question mentions: an index of a database's texts, and its part in a prompt.
@@ -202,6 +215,8 @@ CLOSE = 0.55  # share of a value that must stand in the question
 PLACES = 3  # columns of one value that are shown
 RENEWED_S = 3600.0  # seconds after which an index is made anew
 WORD = re.compile(r"\w+")
+CREATE_INDEX = "CREATE VIRTUAL TABLE searched USING fts5(value, tokenize = 'porter unicode61 remove_diacritics 2')"
+SEARCH = "SELECT value FROM searched WHERE searched MATCH ? ORDER BY rank, rowid LIMIT ?"
 STOP = frozenset(
     """a an and are as at be by did do does each find for from give had has have how in is it its list many me more most
     much name names no not number of on or show than that the their there these this those to was were what when where
@@ -220,9 +235,7 @@ class ValueIndex:
         self.created = time.monotonic()
         self._store = sqlite3.connect(":memory:", check_same_thread=False)  # a server asks from one thread at a time
         weakref.finalize(self, self._store.close)
-        self._store.execute(
-            "CREATE VIRTUAL TABLE searched USING fts5(value, tokenize = 'porter unicode61 remove_diacritics 2')"
-        )
+        self._store.execute(CREATE_INDEX)
         self._columns_by_value = _columns_by_value(database, schema, sql)
         values = ((value,) for value in self._columns_by_value)
         self._store.executemany("INSERT INTO searched VALUES (?)", values)
@@ -242,17 +255,14 @@ class ValueIndex:
         terms = [f'"{word}"' for word in words if word not in STOP]
         if not terms:
             return []
-        rows = self._store.execute(
-            "SELECT value FROM searched WHERE searched MATCH ? ORDER BY rank, rowid LIMIT ?",
-            (" OR ".join(terms), COARSE),
-        )
-        close = []
+        rows = self._store.execute(SEARCH, (" OR ".join(terms), COARSE))
+        shares: dict[str, float] = {}  # of the close values, in BM25's order
         for (value,) in rows:
             share = closeness(value, question)
             if share >= CLOSE:
-                close.append((share, value))
-        close.sort(key=lambda pair: (-pair[0], -len(pair[1])))  # stable: BM25 decides among equals
-        return [(value, self._columns_by_value[value]) for _, value in close[:count]]
+                shares[value] = share
+        likeliest = sorted(shares, key=lambda value: (-shares[value], -len(value)))  # BM25 decides among equals
+        return [(value, self._columns_by_value[value]) for value in likeliest[:count]]
 
 
 def _columns_by_value(database: Database, schema: Schema, sql: SqlEngine) -> dict[str, list[ColumnName]]:
@@ -261,10 +271,12 @@ def _columns_by_value(database: Database, schema: Schema, sql: SqlEngine) -> dic
     for table in schema.tables:
         for column in table.columns:
             if not NO_TEXT.match(column.type):
-                queries[table.name, column.name] = _texts_query(database, schema, table.name, column.name)
+                query = _texts_query(database, schema, table.name, column.name)
+                queries[table.name, column.name] = query
     jobs = [(database, query) for query in queries.values()]
+    results = sql.execute_many(jobs, DISTINCT)
     columns_by_value: dict[str, list[ColumnName]] = {}
-    for column_name, result in zip(queries, sql.execute_many(jobs, DISTINCT), strict=True):
+    for column_name, result in zip(queries, results, strict=True):
         if not result.ok:
             continue
         for (cell,) in result.rows:
@@ -291,7 +303,8 @@ def _texts_query(database: Database, schema: Schema, table: str, column: str) ->
 def closeness(value: str, question: str) -> float:
     """The share of a value that stands in the question as one piece, whatever the case."""
     value = value.lower()
-    match = difflib.SequenceMatcher(None, value, question.lower(), autojunk=False).find_longest_match()
+    matcher = difflib.SequenceMatcher(None, value, question.lower(), autojunk=False)
+    match = matcher.find_longest_match()
     return match.size / len(value)
 
 
@@ -314,7 +327,9 @@ def retrieve(
     enriched = list(examples)
     for database, numbers in numbers_by_database.items():
         with contextlib.ExitStack() as stack:
-            index = kept.get(database) if kept is not None else None
+            index = None
+            if kept is not None:
+                index = kept.get(database)
             if index is None or time.monotonic() - index.created > RENEWED_S:
                 index = ValueIndex(database, schema(database), sql)
                 if kept is None:
@@ -328,8 +343,9 @@ def retrieve(
 
 def _add_values(example: Example, index: ValueIndex, count: int) -> Example:
     conversation = example.in_context((" ", " "))
+    mentions = index.find(f"{conversation} {example.evidence}", count)
     rows = []
-    for value, columns in index.find(f"{conversation} {example.evidence}", count):
+    for value, columns in mentions:
         for table, column in columns[:PLACES]:
             rows.append([table, column, value])
     return example.with_meta(values=rows)
@@ -350,7 +366,8 @@ def with_question_values(example: Example, schema: Schema) -> Schema:
         for column in table.columns:
             question_values = values_by_column.get((table.name, column.name), [])
             length = max(len(question_values), len(column.values))
-            distinct = list(dict.fromkeys((*question_values, *column.values)))
-            columns.append(dataclasses.replace(column, values=tuple(distinct[:length])))
+            distinct = dict.fromkeys((*question_values, *column.values))
+            values = tuple(distinct)[:length]
+            columns.append(dataclasses.replace(column, values=values))
         tables.append(dataclasses.replace(table, columns=tuple(columns)))
     return dataclasses.replace(schema, tables=tuple(tables))

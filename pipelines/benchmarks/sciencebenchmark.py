@@ -44,18 +44,25 @@ def _layout(source: Source) -> base.Layout:
     folder = base.source_folder(source)
     files = []
     for path in base.split_files(folder, FILES[source.split], HINT):
-        stem = path.stem if path.parent == folder else f"{path.parent.name}_{path.stem}"
-        files.append(base.QuestionFile(path, str(path.relative_to(folder)), stem))
+        title = str(path.relative_to(folder))
+        stem = path.stem
+        if path.parent != folder:
+            stem = f"{path.parent.name}_{path.stem}"
+        files.append(base.QuestionFile(path, title, stem))
 
     def on_server(id: str) -> Database:
         base.check_address(str(address))
-        return Database(id, "postgres", f"{str(address).rstrip('/')}/{id}")
+        server = str(address).rstrip("/")
+        return Database(id, "postgres", f"{server}/{id}")
+
+    def database(id: str) -> list[Path]:
+        return [folder / "databases" / id / f"{id}.sqlite"]
 
     return base.Layout(
-        "sciencebenchmark",
-        HINT,
-        files,
-        lambda id: [folder / "databases" / id / f"{id}.sqlite"],
+        name="sciencebenchmark",
+        hint=HINT,
+        files=files,
+        databases=database,
         sql=SQL,
         on_server=None if address is None else on_server,
     )

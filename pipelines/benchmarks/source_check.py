@@ -13,7 +13,8 @@ def require_sources(recipe: Recipe, sources: Mapping[str, Source]) -> None:
     Args:
         sources: the sources that are still to be read, by their keys in the recipe.
     """
-    has_unanswerable = any(source.options.get("unanswerable") for source in sources.values())
+    options_of_sources = [source.options for source in sources.values()]
+    has_unanswerable = any(options.get("unanswerable") for options in options_of_sources)
     if has_unanswerable and not recipe.protocol.abstains:
         raise RecipeError("options.unanswerable needs an agent that may abstain", "Set protocol.abstains=true.")
     for source in recipe.data.sources.values():
@@ -23,6 +24,7 @@ def require_sources(recipe: Recipe, sources: Mapping[str, Source]) -> None:
                 raise RecipeError("an address in the options of a source holds a password", hint)
     without_path = [name for name, source in sources.items() if source.lacks_path]
     if without_path:
-        paths = " ".join(f"{name}.path=..." for name in without_path)
-        hint = f"Set {paths}, or data.path=... if one folder has them all."
-        raise RecipeError(f"{', '.join(without_path)} of {recipe.name}: no path to the questions", hint)
+        names = ", ".join(without_path)
+        settings = [f"{name}.path=..." for name in without_path]
+        hint = f"Set {' '.join(settings)}, or data.path=... if one folder has them all."
+        raise RecipeError(f"{names} of {recipe.name}: no path to the questions", hint)

@@ -55,21 +55,54 @@ class Variant:
 
 
 VARIANTS = {
-    "spider": Variant({"train": ("train_spider.json", OTHERS), "dev": ("dev.json",), "test": ("test.json",)}),
+    "spider": Variant(
+        files={
+            "train": ("train_spider.json", OTHERS),
+            "dev": ("dev.json",),
+            "test": ("test.json",),
+        },
+    ),
     # Gan et al., 2021b: 535 questions that need domain knowledge
-    "dk": Variant(dict.fromkeys(("dev", "test"), ("Spider-DK.json",)), (".", "Spider-DK")),
+    "dk": Variant(
+        files={
+            "dev": ("Spider-DK.json",),
+            "test": ("Spider-DK.json",),
+        },
+        folders=(".", "Spider-DK"),
+    ),
     # Gan et al., 2021a: schema words replaced by synonyms; its files bear Spider's own names
     "syn": Variant(
-        {"train": ("train_spider.json",), **dict.fromkeys(("dev", "test"), ("dev.json",))},
-        ("Spider-Syn/Spider-Syn", "Spider-Syn", "."),
-        "SpiderSynQuestion",
+        files={
+            "train": ("train_spider.json",),
+            "dev": ("dev.json",),
+            "test": ("dev.json",),
+        },
+        folders=("Spider-Syn/Spider-Syn", "Spider-Syn", "."),
+        question="SpiderSynQuestion",
     ),
     # Deng et al., 2021: column names left out of the questions
-    "realistic": Variant(dict.fromkeys(("dev", "test"), ("spider-realistic.json",)), (".", "spider-realistic")),
+    "realistic": Variant(
+        files={
+            "dev": ("spider-realistic.json",),
+            "test": ("spider-realistic.json",),
+        },
+        folders=(".", "spider-realistic"),
+    ),
     # Yu et al., 2019a and 2019b: questions in conversations
-    "sparc": Variant({"train": ("train.json",), "dev": ("dev.json",)}, question="utterance"),
+    "sparc": Variant(
+        files={
+            "train": ("train.json",),
+            "dev": ("dev.json",),
+        },
+        question="utterance",
+    ),
     "cosql": Variant(
-        {"train": ("cosql_train.json",), "dev": ("cosql_dev.json",)}, ("sql_state_tracking", "."), "utterance"
+        files={
+            "train": ("cosql_train.json",),
+            "dev": ("cosql_dev.json",),
+        },
+        folders=("sql_state_tracking", "."),
+        question="utterance",
     ),
 }
 CONVERSATIONS = ("sparc", "cosql")
@@ -87,7 +120,9 @@ class SpiderOptions(Section):
 
 def spider_files(source: Source) -> Iterator[Path]:
     """The question files, each database that they name in every folder where it may lie, and the natural names."""
-    return itertools.chain(_layout(source).paths(), natural_name_files(source_folder(source)))
+    layout = _layout(source)
+    natural_names = natural_name_files(source_folder(source))
+    return itertools.chain(layout.paths(), natural_names)
 
 
 @reader("spider", options=SpiderOptions, files=spider_files)
@@ -113,29 +148,30 @@ def _warn_of_missing_files(source: Source) -> None:
 
 @functools.cache  # a source is read for several pools, and its user warned once
 def _warn_of_partial_split(folder: Path, split: str, missing: str, found: str) -> None:
-    hint = " (options.others=false asks for no other)" if missing == OTHERS else ""
+    hint = ""
+    if missing == OTHERS:
+        hint = " (options.others=false asks for no other)"
     log.warning("%s has no %s: the questions of split %s are those of %s alone%s", folder, missing, split, found, hint)
 
 
 def _with_conversation(example: Example, row: Any) -> Example:
     """The example with its conversation and its history in `meta`."""
     interaction, _, _ = example.id.rpartition("_")
-    meta = {**example.meta, "interaction": interaction, "history": history_field(row)}
-    return dataclasses.replace(example, meta=meta)
+    return example.with_meta(interaction=interaction, history=history_field(row))
 
 
 def conversation_rows(entry: Any) -> Iterator[Any]:
     """The rows of a conversation, each with those before it as history; an entry that is none stays as it is."""
-    rows = entry.get("interaction") if isinstance(entry, dict) else None
-    if not isinstance(rows, list):
+    if not isinstance(entry, dict) or not isinstance(entry.get("interaction"), list):
         yield entry
         return
+    rows = entry["interaction"]
     history: list[list[str]] = []
     for row in rows:
         if not isinstance(row, dict):
             yield row
             continue
-        yield {**row, "db_id": entry.get("database_id"), "history": [*history]}
+        yield {**row, "db_id": entry.get("database_id"), "history": list(history)}
         question = str(row.get("utterance") or "")
         sql = str(row.get("query") or "")
         history.append([question, sql])
@@ -148,23 +184,30 @@ def read_kaggle(source: Source, seed: int, root: Path) -> Loaded:
 
 
 def _layout(source: Source) -> Layout:
-    return _kaggle_layout(source) if source.kind == KAGGLE else _spider_layout(source)
+    if source.kind == KAGGLE:
+        return _kaggle_layout(source)
+    return _spider_layout(source)
 
 
 def _kaggle_layout(source: Source) -> Layout:
     folder = source_folder(source)
+    questions = folder / "examples"
     ending = KAGGLE_ENDINGS[source.split]
     endings_of_other_splits = tuple(filter(None, KAGGLE_ENDINGS.values()))
     files = []
-    for path in sorted((folder / "examples").glob(f"*{ending}.json")):
+    for path in sorted(questions.glob(f"*{ending}.json")):
         if ending or not path.stem.endswith(endings_of_other_splits):
             files.append(QuestionFile(path, path.name, path.stem))
     if not files:
-        raise DataError(f"no questions of split {source.split} under {folder / 'examples'}", KAGGLE_HINT)
+        raise DataError(f"no questions of split {source.split} under {questions}", KAGGLE_HINT)
     home = folder / "databases"
     if not home.is_dir() and (folder / "database").is_dir():
         home = folder / "database"
-    return Layout(KAGGLE, KAGGLE_HINT, files, lambda id: [home / id / f"{id}.sqlite"])
+
+    def database(id: str) -> list[Path]:
+        return [home / id / f"{id}.sqlite"]
+
+    return Layout(KAGGLE, KAGGLE_HINT, files, database)
 
 
 def _spider_layout(source: Source) -> Layout:
@@ -172,18 +215,26 @@ def _spider_layout(source: Source) -> Layout:
     options = SpiderOptions.model_validate(source.options)
     paths = _question_files(folder, source.split, options)
     is_plain_spider = options.variant == "spider"
+    name = "spider"
+    if not is_plain_spider:
+        name = f"spider_{options.variant}"
     test_home = folder / "test_database"
     if options.databases:
         homes = [folder / options.databases]
     elif is_plain_spider and source.split == "test" and test_home.is_dir():
         homes = [test_home]
-    else:  # folders of databases, the likeliest first
-        homes = list(dict.fromkeys((folder / "database", paths[0].parent / "database")))
+    else:
+        likeliest_first = (folder / "database", paths[0].parent / "database")
+        homes = list(dict.fromkeys(likeliest_first))
+
+    def databases(id: str) -> list[Path]:
+        return [home / id / f"{id}.sqlite" for home in homes]
+
     return Layout(
-        "spider" if is_plain_spider else f"spider_{options.variant}",
-        HINT,
-        [QuestionFile(path, path.name, path.stem) for path in paths],
-        lambda id: [home / id / f"{id}.sqlite" for home in homes],
+        name=name,
+        hint=HINT,
+        files=[QuestionFile(path, path.name, path.stem) for path in paths],
+        databases=databases,
         question=VARIANTS[options.variant].question,
         main_folder="database",
         turns=conversation_rows if options.variant in CONVERSATIONS else None,

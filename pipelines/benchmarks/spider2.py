@@ -63,7 +63,8 @@ def read_spider2(source: Source, seed: int, root: Path) -> base.Loaded:
     options = Spider2Options.model_validate(source.options)
     folder, local = _local(source)
     standards_path = folder / STANDARDS
-    standards = base.by_name(base.read_objects(standards_path, HINT), "instance_id", standards_path)
+    standard_rows = base.read_objects(standards_path, HINT)
+    standards = base.by_name(standard_rows, "instance_id", standards_path)
 
     def make(row: Any) -> Example:
         id = text_field(row, "instance_id")
@@ -73,7 +74,9 @@ def read_spider2(source: Source, seed: int, root: Path) -> base.Loaded:
         database_path = _database_path(folder, database_name)
         base.check_file(database_path)
         question = text_field(row, "question")
-        evidence = _document(folder, row) if options.documents else ""
+        evidence = ""
+        if options.documents:
+            evidence = _document(folder, row)
         sql = _gold_query(folder, id)
         if id not in standards:
             raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
@@ -125,10 +128,11 @@ def _document(folder: Path, row: Any) -> str:
     return _file_text(path).strip()
 
 
-def _accepted_results(folder: Path, id: str, standard: dict[str, Any]) -> AcceptedResults:
+def _accepted_results(folder: Path, id: str, standard: base.JsonObject) -> AcceptedResults:
     """The accepted results of a question as text cells, and the columns and order by which they are compared."""
     home = folder / GOLD_RESULTS
-    paths = [path for path in home.glob(f"{id}*.csv") if re.fullmatch(rf"{id}(_[a-z])?", path.stem)]
+    stem = re.compile(rf"{id}(_[a-z])?")
+    paths = [path for path in home.glob(f"{id}*.csv") if stem.fullmatch(path.stem)]
     if not paths:
         raise BadRow("missing_gold", f"no {id}.csv under {home}")
     results = []
@@ -137,9 +141,15 @@ def _accepted_results(folder: Path, id: str, standard: dict[str, Any]) -> Accept
         results.append([cells for cells in rows if cells])
     columns = _counted_columns(standard.get("condition_cols"), len(results))
     for result, counted in zip(results, columns, strict=True):
-        if not result or any(not 0 <= index < len(result[0]) for index in counted):
+        width = len(result[0]) if result else 0
+        has_columns = all(0 <= index < width for index in counted)
+        if not result or not has_columns:
             raise BadRow("bad_gold", f"a result of {id} lacks the columns {counted} that count")
-    return {"results": results, "columns": columns, "ignore_order": bool(standard.get("ignore_order"))}
+    return {
+        "results": results,
+        "columns": columns,
+        "ignore_order": bool(standard.get("ignore_order")),
+    }
 
 
 def _counted_columns(listed: Any, n_results: int) -> list[list[int]]:
@@ -161,7 +171,7 @@ def _file_text(path: Path) -> str:
         raise BadRow("unreadable_file", error.message) from None
 
 
-def _local(source: Source) -> tuple[Path, list[dict[str, Any]]]:
+def _local(source: Source) -> tuple[Path, list[base.JsonObject]]:
     """The folder, and the rows of the instances that run on SQLite."""
     folder = base.source_folder(source)
     if (folder / "spider2-lite").is_dir():

@@ -16,6 +16,7 @@ from pipelines.sql.similarity import example_shape, normalised
 
 Part = Literal["train", "dev", "test"]
 HELD_OUT: tuple[Part, ...] = ("test", "dev")  # held-out parts, in the order in which they are filled
+OTHER_PART: dict[Part, Part] = {"dev": "test", "test": "dev", "train": "train"}  # the two held-out parts exchanged
 
 
 class Shares(NamedTuple):
@@ -25,10 +26,13 @@ class Shares(NamedTuple):
     test: float  # for figures.
 
 
+Parts = dict[Part, list[Example]]
+
+
 class Cut(NamedTuple):
     """The parts of a cut, each in the order of its questions."""
 
-    parts: dict[Part, list[Example]]
+    parts: Parts
     repeats: list[Example]  # invented questions like a held-out one, or in the words of a user's own: in no part.
 
 
@@ -51,10 +55,11 @@ def cut_questions(own: Sequence[Example], invented: Sequence[Example], shares: S
     for group, part in zip(groups, group_parts, strict=True):
         for example in group:
             part_by_identity[id(example)] = part
-    parts: dict[Part, list[Example]] = {"train": [], "dev": [], "test": []}
+    parts: Parts = {"train": [], "dev": [], "test": []}
     words_of_counted = set()
     for example in counted:
-        parts[part_by_identity[id(example)]].append(example)
+        part = part_by_identity[id(example)]
+        parts[part].append(example)
         words_of_counted.add(_question_words(example))
     repeats = []
     for example in others:
@@ -71,8 +76,8 @@ def _sizes(groups: Sequence[Sequence[Example]], counted: Sequence[Example]) -> l
     counted_identities = {id(example) for example in counted}
     sizes = []
     for group in groups:
-        identities = {id(example) for example in group}
-        sizes.append(len(identities & counted_identities))
+        size = sum(id(example) in counted_identities for example in group)
+        sizes.append(size)
     return sizes
 
 
@@ -81,12 +86,17 @@ def _require_all_parts(group_parts: Sequence[Part], sizes: Sequence[int], shares
     needed: set[Part] = {part for part in HELD_OUT if getattr(shares, part)}
     if needs_train:
         needed.add("train")
-    filled = {part for part, size in zip(group_parts, sizes, strict=True) if size}
+    filled = set()
+    for part, size in zip(group_parts, sizes, strict=True):
+        if size:
+            filled.add(part)
     if needed <= filled:
         return
+    n_questions = sum(sizes)
     n_different = sum(size > 0 for size in sizes)
+    parts = ", ".join(sorted(needed))
     raise DataError(
-        f"the {sum(sizes)} questions ask {n_different} different things: too few for {', '.join(sorted(needed))}",
+        f"the {n_questions} questions ask {n_different} different things: too few for {parts}",
         "Questions with the same words, or the same query but for its values, stay together: add others.",
     )
 
@@ -94,24 +104,26 @@ def _require_all_parts(group_parts: Sequence[Part], sizes: Sequence[int], shares
 def _assign_parts(sizes: Sequence[int], shares: Shares) -> list[Part]:
     """The part of each group: held out as long as it fits into a share, else trained on."""
     total = sum(sizes)
-    wanted = {part: round(getattr(shares, part) * total) for part in HELD_OUT}
+    room = {}  # part -> the questions that still fit
+    for part in HELD_OUT:
+        room[part] = round(getattr(shares, part) * total)
     filled = dict.fromkeys(HELD_OUT, 0)
     parts: list[Part] = []
     for size in sizes:
-        room = {part: wanted[part] - filled[part] for part in HELD_OUT}
-        chosen = _part_with_room(size, room)
-        parts.append(chosen)
-        if chosen != "train":
-            filled[chosen] += size
+        part = _part_with_room(size, room)
+        parts.append(part)
+        if part != "train":
+            filled[part] += size
+            room[part] -= size
     for part in HELD_OUT:
-        remaining = [(size, index) for index, size in enumerate(sizes) if size and parts[index] == "train"]
-        if getattr(shares, part) and not filled[part] and remaining:
-            smallest, index = min(remaining)  # every group is larger than the share
-            filled[part] = smallest
-            parts[index] = part
+        trained = [index for index, size in enumerate(sizes) if size and parts[index] == "train"]
+        is_wanted = getattr(shares, part) > 0
+        if is_wanted and not filled[part] and trained:  # every group is larger than the share
+            smallest = min(trained, key=lambda index: (sizes[index], index))
+            filled[part] = sizes[smallest]
+            parts[smallest] = part
     if shares.test >= shares.dev and filled["dev"] > filled["test"]:
-        swapped: dict[Part, Part] = {"dev": "test", "test": "dev", "train": "train"}
-        parts = [swapped[part] for part in parts]
+        return [OTHER_PART[part] for part in parts]
     return parts
 
 
@@ -155,13 +167,18 @@ def _groups(examples: Sequence[Example]) -> list[list[Example]]:
         root_of_words = root(words)
         parent[root(shape)] = root_of_words
     groups: dict[str, list[Example]] = defaultdict(list)
-    smallest_keys: dict[str, str] = {}
+    keys_of_groups: dict[str, list[str]] = defaultdict(list)
     for example, (words, shape) in zip(examples, keys, strict=True):
         group = root(words)
         groups[group].append(example)
-        smallest_keys[group] = min(words, shape, smallest_keys.get(group, words))
-    return [groups[group] for group in sorted(groups, key=lambda group: _digest(smallest_keys[group]))]
+        keys_of_groups[group] += [words, shape]
+    digests = {}
+    for group, keys_of_group in keys_of_groups.items():
+        digests[group] = _digest(min(keys_of_group))
+    ordered = sorted(groups, key=digests.__getitem__)
+    return [groups[group] for group in ordered]
 
 
 def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "backslashreplace")).digest()
+    key_bytes = key.encode("utf-8", "backslashreplace")
+    return hashlib.sha256(key_bytes).digest()

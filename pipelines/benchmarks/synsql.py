@@ -72,9 +72,20 @@ def read_synsql(source: Source, seed: int, root: Path) -> Loaded:
         question = text_field(row, "question")
         sql = text_field(row, "sql")
         database = Database(database_id, "sqlite", location(database_id))
-        meta = {name: row[key] for key, name in META_NAMES.items() if isinstance(row.get(key), str)}
-        evidence = text_field(row, "external_knowledge", required=False)
-        return Example(f"synsql_{number}", question, database, sql, evidence, source="synsql", meta=meta)
+        meta = {}
+        for field, name in META_NAMES.items():
+            value = row.get(field)
+            if isinstance(value, str):
+                meta[name] = value
+        return Example(
+            id=f"synsql_{number}",
+            question=question,
+            database=database,
+            gold_sql=sql,
+            evidence=text_field(row, "external_knowledge", required=False),
+            source="synsql",
+            meta=meta,
+        )
 
     named_rows = ((f"data.json[{number}]", (number, row)) for number, row in rows)
     return collect_examples(named_rows, make)
@@ -82,14 +93,19 @@ def read_synsql(source: Source, seed: int, root: Path) -> Loaded:
 
 def _selected_rows(path: Path, options: SynsqlOptions) -> Iterator[NumberedRow]:
     """The rows of the levels and styles that the options name; a row that is no object is rejected later."""
-    levels = None if options.complexity is None else tuple(options.complexity)
+    levels = None
+    if options.complexity is not None:
+        levels = tuple(options.complexity)
     for number, row in stream(path):
+        is_selected = True
         if isinstance(row, dict):
-            is_of_level = levels is None or row.get("sql_complexity") in levels
-            is_of_style = options.styles is None or row.get("question_style") in options.styles
-            if not (is_of_level and is_of_style):
-                continue
-        yield number, row
+            level = row.get("sql_complexity")
+            is_of_level = levels is None or level in levels
+            style = row.get("question_style")
+            is_of_style = options.styles is None or style in options.styles
+            is_selected = is_of_level and is_of_style
+        if is_selected:
+            yield number, row
 
 
 def draw_rows(rows: Iterator[NumberedRow], count: int, seed: int) -> list[NumberedRow]:
@@ -106,20 +122,21 @@ def draw_by_level(rows: Iterator[NumberedRow], counts: Mapping[Complexity, int],
     Raises:
         DataError: the file has fewer rows of a level.
     """
-    drawn_by_level = {level: _SmallestDigests(count, seed) for level, count in counts.items()}
+    drawn_by_level = {}
+    for level, count in counts.items():
+        drawn_by_level[level] = _SmallestDigests(count, seed)
     chosen: list[NumberedRow] = []
     for number, row in rows:
-        level = row["sql_complexity"] if isinstance(row, dict) else None
-        if level is None:
-            chosen.append((number, row))  # no object: it is rejected with its reason
+        if isinstance(row, dict):
+            drawn_by_level[row["sql_complexity"]].offer(number, row)
         else:
-            drawn_by_level[level].offer(number, row)
+            chosen.append((number, row))  # no object: it is rejected with its reason
     for level, drawn in drawn_by_level.items():
         rows_of_level = drawn.rows()
-        if len(rows_of_level) < counts[level]:
+        n_rows = len(rows_of_level)
+        if n_rows < counts[level]:
             raise DataError(
-                f"SynSQL's file has {len(rows_of_level)} rows of the level {level!r}, and {counts[level]} "
-                "are asked for",
+                f"SynSQL's file has {n_rows} rows of the level {level!r}, and {counts[level]} are asked for",
                 "Lower its number in the source's options.complexity.",
             )
         chosen += rows_of_level
@@ -136,7 +153,8 @@ class _SmallestDigests:
 
     def offer(self, number: int, row: Any) -> None:
         """Keep a row if its digest is among the smallest."""
-        digest = hashlib.blake2b(f"{self.seed}/{number}".encode(), digest_size=8).digest()
+        name = f"{self.seed}/{number}"
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         entry = (-int.from_bytes(digest, "big"), number, row)
         if len(self._heap) < self.count:
             heapq.heappush(self._heap, entry)

@@ -135,11 +135,12 @@ def expand(sentence: str) -> list[str]:
     matches = list(_PHRASE.finditer(sentence))
     choices = []
     for match in matches:
+        phrases = PHRASES[match[1]]
         subject = f"{{{match[2]}\\1}}"
-        choices.append([_SUBJECT.sub(subject, phrase) for phrase in PHRASES[match[1]]])
+        choices.append([_SUBJECT.sub(subject, phrase) for phrase in phrases])
     templates = []
-    for phrases in itertools.product(*choices):
-        following = iter(phrases)
+    for chosen in itertools.product(*choices):
+        following = iter(chosen)
         templates.append(_PHRASE.sub(lambda _, following=following: next(following), sentence))  # type: ignore[misc]
     return templates
 
@@ -272,9 +273,10 @@ class MiniatureQuestion:
     @property
     def meta(self) -> dict[str, Any]:
         """The content of `Example.meta`."""
+        needs_probe = any(filter.asked != filter.stored for filter in self.filters)
         meta: dict[str, Any] = {
             "family": self.family.name,
-            "needs_probe": any(filter.asked != filter.stored for filter in self.filters),
+            "needs_probe": needs_probe,
             "filters": [dataclasses.asdict(filter) for filter in self.filters],
             "reads": self.reads,
         }
@@ -296,7 +298,7 @@ def draw_questions(
     for _ in range(40 * count):
         if len(questions) == count:
             break
-        family = rng.choices(FAMILIES, weights)[0]
+        (family,) = rng.choices(FAMILIES, weights)
         for _ in range(8):  # a family keeps its share although it loses more questions to the checks
             slots = _fill(family, database, rng)
             if slots and _decides(family, slots, database, connection):
@@ -367,26 +369,30 @@ def _fill(family: Family, database: MiniDatabase, rng: random.Random) -> Slots |
     """Slots for a family; None when the drawn tables lack a column that it needs."""
     tables = _draw_tables(family, database, rng)
     slots = {slot: table.name for slot, table in tables.items()}
-    table_of_category = tables[family.of] if family.of in tables else tables["p"]
+    table_of_category = tables.get(family.of) or tables["p"]
     slots |= _draw_categories(family, table_of_category, rng)
-    table_of_measure = tables["t"] if "t" in tables else tables["h"]
-    slots["n"] = rng.choice(table_of_measure.measures)
-    slots["k"] = _draw_threshold(MEASURES[slots["n"]], rng)
+    table_of_measure = tables.get("t") or tables["h"]
+    measure = rng.choice(table_of_measure.measures)
+    slots["n"] = measure
+    slots["k"] = _draw_threshold(MEASURES[measure], rng)
     slots["agg"] = rng.choice(list(AGGREGATES))
     slots["dir"] = rng.choice(list(ORDERS))
     slots["op"] = rng.choice(list(COMPARISONS))
-    return slots if family.slots <= set(slots) else None
+    if not family.slots <= slots.keys():
+        return None
+    return slots
 
 
 def _draw_tables(family: Family, database: MiniDatabase, rng: random.Random) -> dict[str, MiniTable]:
     """The tables of a family by their slots: a child and its parent, or one table."""
     if "h" in family.slots:
-        child = rng.choice([table for table in database.tables if table.parent])
+        children = [table for table in database.tables if table.parent]
+        child = rng.choice(children)
         assert child.parent is not None, "chosen for having one"
         return {"h": child, "p": database.table(child.parent)}
-    needs_two_categories = "c" in family.slots and not family.slots.isdisjoint({"d", "g"})
+    has_second_category = "d" in family.slots or "g" in family.slots
     candidates: Sequence[MiniTable] = database.tables
-    if needs_two_categories:
+    if "c" in family.slots and has_second_category:
         with_two = [table for table in database.tables if len(table.categories) > 1]
         candidates = with_two or candidates
     return {"t": rng.choice(candidates)}
@@ -394,11 +400,13 @@ def _draw_tables(family: Family, database: MiniDatabase, rng: random.Random) -> 
 
 def _draw_categories(family: Family, table: MiniTable, rng: random.Random) -> Slots:
     """A category c with its value v, and, where the table has two categories, g or d with its value w."""
-    columns = rng.sample(list(table.categories), len(table.categories))
+    columns = list(table.categories)
+    columns = rng.sample(columns, len(columns))
     first = columns[0]
     if "c" not in family.slots:
         return {"g": first}
-    slots = {"c": first, "v": rng.choice(list(CATEGORIES[first]))}
+    word = rng.choice(list(CATEGORIES[first]))
+    slots = {"c": first, "v": word}
     if len(columns) > 1:
         second = columns[1]
         slots["g"] = second
@@ -483,11 +491,12 @@ def _make_question(
     words["agg"] = AGGREGATES[slots["agg"]]
     words["top"] = ORDERS[slots["dir"]]
     words["than"] = rng.choice(COMPARISONS[slots["op"]])
+    filters = _filters(family, slots, database)
     return MiniatureQuestion(
         family=family,
         question=template.format(**words),
         sql=render_sql(family, slots, database),
-        filters=tuple(_filters(family, slots, database).values()),
+        filters=tuple(filters.values()),
         reads=_columns_read(family, slots),
     )
 
@@ -502,8 +511,10 @@ def _columns_read(family: Family, slots: Slots) -> dict[str, list[str]]:
             table_slot = qualifier
         elif column_slot in ("c", "d"):
             table_slot = family.of
+        elif "t" in slots:
+            table_slot = "t"
         else:
-            table_slot = "t" if "t" in slots else "p"
+            table_slot = "p"
         column = name or slots[column_slot]
         columns_of_table = columns[slots[table_slot]]
         if column not in columns_of_table:
@@ -546,7 +557,8 @@ def _ask(
     drawn: MiniDatabase, path: Path, split: Split, options: MiniatureOptions, seed: int
 ) -> list[MiniatureQuestion]:
     """Questions about a database that stands in a file, then follow-ups, which have a seed of their own."""
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
+    address = f"file:{path}?mode=ro&immutable=1"
+    with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
         rng = random.Random(f"{seed}/questions/{drawn.id}")
         questions = draw_questions(drawn, connection, split, options.questions, rng)
         rng = random.Random(f"{seed}/follow_ups/{drawn.id}")
@@ -555,7 +567,8 @@ def _ask(
 
 
 def _examples(drawn: MiniDatabase, questions: Sequence[MiniatureQuestion], history: bool) -> list[Example]:
-    database = Database(drawn.id, "sqlite", str(FOLDER / f"{drawn.id}.sqlite"))
+    location = FOLDER / f"{drawn.id}.sqlite"
+    database = Database(drawn.id, "sqlite", str(location))
     examples = []
     for number, question in enumerate(questions):
         meta = {"domain": drawn.domain, **question.meta}

@@ -126,7 +126,8 @@ def held_out_pairs(split: Split) -> frozenset[frozenset[str]]:
     """The table pairs that may occur together only in databases of this split."""
     if split == "train":
         return frozenset()
-    return frozenset(frozenset(domain.held_out_pair(split)) for domain in DOMAINS)
+    pairs = [frozenset(domain.held_out_pair(split)) for domain in DOMAINS]
+    return frozenset(pairs)
 
 
 def held_out_columns(table: str, split: Split) -> tuple[str, str] | None:
@@ -176,8 +177,9 @@ class MiniTable:
     @property
     def columns(self) -> tuple[str, ...]:
         """Column names in the order of the rows' values."""
-        link = (f"{self.parent}_id",) if self.parent else ()
-        return ("id", *link, "name", *self.categories, *self.measures)
+        if self.parent is None:
+            return ("id", "name", *self.categories, *self.measures)
+        return ("id", f"{self.parent}_id", "name", *self.categories, *self.measures)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,7 +235,8 @@ def _draw_names(domain: Domain, split: Split, rng: random.Random) -> list[str]:
     They have the held-out pair of this split, and no pair that another split holds for itself. Two tables from
     elsewhere may join in: a word that is met beside many others is learned as a word.
     """
-    count = rng.choices(list(TABLE_COUNTS), list(TABLE_COUNTS.values()))[0]
+    weights = list(TABLE_COUNTS.values())
+    (count,) = rng.choices(list(TABLE_COUNTS), weights)
     foreign = [name for name in KINDS if name not in domain.tables]
     order = [*domain.tables, *rng.sample(foreign, 2)]
     choices: list[tuple[str, ...]] = []
@@ -242,7 +245,8 @@ def _draw_names(domain: Domain, split: Split, rng: random.Random) -> list[str]:
             if _may_occur(names, domain, split):
                 choices.append(names)
         count -= 1
-    return sorted(rng.choice(choices), key=lambda name: (RANK[KINDS[name]], order.index(name)))
+    names = rng.choice(choices)
+    return sorted(names, key=lambda name: (RANK[KINDS[name]], order.index(name)))
 
 
 def _may_occur(names: Sequence[str], domain: Domain, split: Split) -> bool:
@@ -250,16 +254,17 @@ def _may_occur(names: Sequence[str], domain: Domain, split: Split) -> bool:
     if not set(domain.held_out_pair(split)) <= set(names):
         return False
     pairs = {frozenset(pair) for pair in itertools.combinations(names, 2)}
-    other_splits = [other for other in HELD_OUT_SPLITS if other != split]
-    return all(pairs.isdisjoint(held_out_pairs(other)) for other in other_splits)
+    pairs_of_other_splits = [held_out_pairs(other) for other in HELD_OUT_SPLITS if other != split]
+    return all(pairs.isdisjoint(held_out) for held_out in pairs_of_other_splits)
 
 
 def _draw_parents(names: Sequence[str], held_out_pair: Sequence[str], rng: random.Random) -> dict[str, str | None]:
     """A tree: every table after the first refers to an earlier one; the held-out pair is linked directly."""
+    pair = set(held_out_pair)
     parents: dict[str, str | None] = {}
     earlier: list[str] = []
     for name in names:
-        partners = [other for other in earlier if {name, other} == set(held_out_pair)]
+        partners = [other for other in earlier if {name, other} == pair]
         if not earlier:
             parents[name] = None
         elif partners:
@@ -287,8 +292,10 @@ def _draw_table(
         categories[0], measures[0] = columns_to_have
     forms: dict[str, Form] = {}
     for column in dict.fromkeys(categories):
-        forms[column] = rng.choices(FORMS, FORM_WEIGHTS)[0]
-    return MiniTable(name, parent, forms, tuple(dict.fromkeys(measures)))
+        (form,) = rng.choices(FORMS, FORM_WEIGHTS)
+        forms[column] = form
+    distinct_measures = dict.fromkeys(measures)
+    return MiniTable(name, parent, forms, tuple(distinct_measures))
 
 
 def _draw_rows(table: MiniTable, n_parents: int, rng: random.Random) -> list[Row]:
@@ -305,7 +312,8 @@ def _draw_rows(table: MiniTable, n_parents: int, rng: random.Random) -> list[Row
         linked_parents = rng.sample(range(1, n_parents + 1), n_linked)
     measured = []
     for measure in table.measures:
-        values = range(MEASURES[measure].low, MEASURES[measure].high + 1)
+        column = MEASURES[measure]
+        values = range(column.low, column.high + 1)
         measured.append(rng.sample(values, size))
     rows: list[Row] = []
     for index in range(size):
@@ -313,9 +321,9 @@ def _draw_rows(table: MiniTable, n_parents: int, rng: random.Random) -> list[Row
         if table.parent:
             row.append(rng.choice(linked_parents))
         row.append(names[index])
-        for column, form in table.categories.items():
-            word = rng.choice(list(CATEGORIES[column]))
-            row.append(stored(column, word, form))
+        for category, form in table.categories.items():
+            word = rng.choice(list(CATEGORIES[category]))
+            row.append(stored(category, word, form))
         for values_of_measure in measured:
             row.append(values_of_measure[index])
         rows.append(tuple(row))
