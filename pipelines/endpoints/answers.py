@@ -19,6 +19,9 @@ TEXTS = ("text", "output_text", None)  # types of a message's parts that are its
 _THINK = re.compile(r"\s*(?P<opened><think>)?(?P<thought>.*?)</think>\s*", re.DOTALL)
 
 
+Call = tuple[str, str]  # the name of a tool and its arguments as JSON text
+
+
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """One answer, as it is kept."""
@@ -28,8 +31,7 @@ class Answer:
     # "malformed" if no choice could be read.
     kind: Kind = "ok"
     reasoning: str = ""  # a thinking model's own field; "" if there is none.
-    # (name, arguments as JSON text) of tool calls that the server took out of the text.
-    calls: tuple[tuple[str, str], ...] = ()
+    calls: tuple[Call, ...] = ()  # tool calls that the server took out of the text.
     stopped: str | None = None  # the stop string that ended it, if the server reports it.
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -39,10 +41,16 @@ def from_record(record: Mapping[str, Any]) -> Answer:
     """An answer from the JSON of its fields."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(Answer):
-        if field.name in record:
-            value = record[field.name]
-            fields[field.name] = valid_text(value) if isinstance(value, str) else value
-    fields["calls"] = tuple((valid_text(name), valid_text(text)) for name, text in record["calls"])
+        if field.name not in record:
+            continue
+        value = record[field.name]
+        if isinstance(value, str):
+            value = valid_text(value)
+        fields[field.name] = value
+    calls = []
+    for name, arguments in record["calls"]:
+        calls.append((valid_text(name), valid_text(arguments)))
+    fields["calls"] = tuple(calls)
     return Answer(**fields)
 
 
@@ -53,13 +61,15 @@ def valid_text(text: str) -> str:
     """
     if text.isascii():
         return text
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    halves = text.encode("utf-16-le", "surrogatepass")
+    return halves.decode("utf-16-le", "replace")
 
 
 def written_text(content: Any) -> str:
     """A text that some servers give in parts; a TypeError for any other value."""
     if isinstance(content, list):
-        return "".join(part.get("text") or "" for part in content if part.get("type") in TEXTS)
+        parts = [part for part in content if part.get("type") in TEXTS]
+        return "".join(part.get("text") or "" for part in parts)
     if not isinstance(content, str | None):
         raise TypeError
     return content or ""
@@ -68,8 +78,10 @@ def written_text(content: Any) -> str:
 def _read_message(message: Mapping[str, Any]) -> tuple[str, str, str]:
     """The text, the thought and the refusal of a message or of a piece of it, each in its own field or in a part."""
     text = thought = refusal = ""
-    content = message.get("content")
-    for part in content if isinstance(content, list) else [{"text": content}]:
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        parts = [{"text": parts}]
+    for part in parts:
         kind = part.get("type")
         if kind in TEXTS:
             text += written_text(part.get("text"))
@@ -94,7 +106,9 @@ def read_completion(value: Mapping[str, Any]) -> Answer:
         stopped = choice.get("stop_reason")
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         raise _no_answer(value, used) from None
-    end = finish.lower() if isinstance(finish, str) else ""
+    end = ""
+    if isinstance(finish, str):
+        end = finish.lower()
     if end in FAILED:
         raise ErrorInAnswer(value.get("error") or choice.get("error") or f"finish_reason is {finish!r}")
     kind: Kind = "ok"
@@ -104,25 +118,39 @@ def read_completion(value: Mapping[str, Any]) -> Answer:
         kind = "refused"
     elif not text.strip() and not calls:
         kind = "empty"
-    stop = valid_text(stopped) if isinstance(stopped, str) else None
-    return Answer(valid_text(text or refusal), kind, valid_text(reasoning), calls, stop, *used)
+    stop = None
+    if isinstance(stopped, str):
+        stop = valid_text(stopped)
+    prompt_tokens, completion_tokens = used
+    return Answer(
+        text=valid_text(text or refusal),
+        kind=kind,
+        reasoning=valid_text(reasoning),
+        calls=calls,
+        stopped=stop,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+    )
 
 
-def _read_calls(message: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The tool calls of a message, as (name, arguments in JSON)."""
+def _read_calls(message: Mapping[str, Any]) -> tuple[Call, ...]:
+    """The tool calls of a message."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     if message.get("function_call"):  # the name before there were several calls in a message
         functions.append(message["function_call"])
     calls = []
     for function in functions:
         name = valid_text(str(function["name"]))
-        calls.append((name, valid_text(_as_json(function["arguments"]))))
+        arguments = valid_text(_as_json(function["arguments"]))
+        calls.append((name, arguments))
     return tuple(calls)
 
 
 def _as_json(arguments: Any) -> str:
     """A call's arguments as JSON text, which some servers give as an object."""
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+    if isinstance(arguments, str):
+        return arguments
+    return json.dumps(arguments)
 
 
 def _counted_tokens(value: Mapping[str, Any]) -> tuple[int, int]:
@@ -130,7 +158,9 @@ def _counted_tokens(value: Mapping[str, Any]) -> tuple[int, int]:
     usage = value.get("usage")
     if not isinstance(usage, Mapping):
         return 0, 0
-    return _token_count(usage.get("prompt_tokens")), _token_count(usage.get("completion_tokens"))
+    prompt_tokens = _token_count(usage.get("prompt_tokens"))
+    completion_tokens = _token_count(usage.get("completion_tokens"))
+    return prompt_tokens, completion_tokens
 
 
 def _token_count(value: Any) -> int:
@@ -148,8 +178,10 @@ def _no_answer(value: Mapping[str, Any], used: tuple[int, int]) -> Malformed:
         return ErrorInAnswer(value)
     if value.get("choices") is None and not any(used):  # something else of the server's, for which nobody paid
         return Malformed(f"without a choice: {_as_sent(value)}")
-    what = "a choice that can be read" if value.get("choices") else "a choice"
-    return UnreadableAnswer(f"without {what}: {_as_sent(value)}", used)
+    missing = "a choice"
+    if value.get("choices"):
+        missing = "a choice that can be read"
+    return UnreadableAnswer(f"without {missing}: {_as_sent(value)}", used)
 
 
 def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_reasoning: bool = True) -> str:
@@ -171,9 +203,12 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
     opening = _opening_thought(text, agent)
     if opening is not None:
         if "think" in agent:  # the protocol's own block
-            begin = text[: opening.start("thought")] if opening["opened"] else "<think>"
+            begin = "<think>"
+            if opening["opened"]:
+                begin = text[: opening.start("thought")]
+            inner = _without_tags(opening["thought"], agent)
             end = text[opening.end("thought") : opening.end()]
-            head = f"{begin}{_without_tags(opening['thought'], agent)}{end}"
+            head = f"{begin}{inner}{end}"
         text = text[opening.end() :]
         thought = thought or opening["thought"]
     if answer.calls:
@@ -181,9 +216,11 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
         text = "\n".join(filter(None, texts))
     text = _ended(text, answer, stops)
     thought = thought.strip()
-    reasoning_tag = agent[0]
-    if keep_reasoning and thought and not head and f"<{reasoning_tag}>" not in text and text.strip():
-        head = f"<{reasoning_tag}>\n{_without_tags(thought, agent)}\n</{reasoning_tag}>\n"
+    tag = agent[0]
+    has_block = head != "" or f"<{tag}>" in text
+    if keep_reasoning and thought and not has_block and text.strip():
+        inner = _without_tags(thought, agent)
+        head = f"<{tag}>\n{inner}\n</{tag}>\n"
     return head + text
 
 
@@ -200,7 +237,8 @@ def _opening_thought(text: str, agent: Sequence[str]) -> re.Match[str] | None:
     match = _THINK.match(text)
     if match is None or match["opened"]:
         return match
-    begins_with_tag = any(text.lstrip().startswith(f"<{name}>") for name in agent)
+    tags = tuple(f"<{name}>" for name in agent)
+    begins_with_tag = text.lstrip().startswith(tags)
     if begins_with_tag or "<think>" in match["thought"]:
         return None
     return match
@@ -208,11 +246,12 @@ def _opening_thought(text: str, agent: Sequence[str]) -> re.Match[str] | None:
 
 def _without_tags(thought: str, agent: Sequence[str]) -> str:
     """A thought whose tags are words: a thinking model rehearses its answer in it."""
-    names = "|".join(map(re.escape, (*agent, "observation", "tool_response")))
-    return re.sub(rf"<(/?(?:{names}))>", r"[\1]", thought)
+    names = (*agent, "observation", "tool_response")
+    any_name = "|".join(map(re.escape, names))
+    return re.sub(rf"<(/?(?:{any_name}))>", r"[\1]", thought)
 
 
-def _calls_in_words(calls: Sequence[tuple[str, str]], agent: Sequence[str]) -> Iterator[str]:
+def _calls_in_words(calls: Sequence[Call], agent: Sequence[str]) -> Iterator[str]:
     """Tool calls in the protocol's own words; in a protocol without calls, the SQL in its tag."""
     for name, arguments in calls:
         try:
@@ -220,8 +259,8 @@ def _calls_in_words(calls: Sequence[tuple[str, str]], agent: Sequence[str]) -> I
         except (ValueError, RecursionError):
             value = arguments
         if "tool_call" in agent or "sql" not in agent:
-            call = valid_text(json.dumps({"name": name, "arguments": value}, ensure_ascii=False))
-            yield f"<tool_call>\n{call}\n</tool_call>"
+            call = json.dumps({"name": name, "arguments": value}, ensure_ascii=False)
+            yield f"<tool_call>\n{valid_text(call)}\n</tool_call>"
         elif isinstance(value, Mapping) and isinstance(value.get("sql"), str):
             yield f"<sql>{valid_text(value['sql'])}</sql>"
 
@@ -235,7 +274,9 @@ def with_thought_as_text(answer: Answer) -> Answer:
     if answer.kind != "empty" or not answer.reasoning.strip():
         return answer
     thought, _, text = answer.reasoning.rpartition("</think>")
-    return dataclasses.replace(answer, text=text, kind="ok" if text.strip() else "empty", reasoning=thought)
+    if not text.strip():
+        return dataclasses.replace(answer, text=text, reasoning=thought)
+    return dataclasses.replace(answer, text=text, reasoning=thought, kind="ok")
 
 
 # The body of a response: one JSON object, or the pieces of a stream, whichever of them was asked for.
@@ -251,7 +292,8 @@ def read_body(body: str) -> Mapping[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise Malformed(f"not with JSON: {short_words(text) or 'an empty body'}") from None
+        words = short_words(text) or "an empty body"
+        raise Malformed(f"not with JSON: {words}") from None
     if not isinstance(value, Mapping):
         raise Malformed(f"not with a JSON object: {short_words(text)}")
     return value
@@ -286,8 +328,9 @@ def _values(data: str) -> list[Any]:
         return [json.loads(data)]
     except (ValueError, RecursionError):
         pass
+    lines = [line for line in data.split("\n") if line.strip()]
     try:
-        return [json.loads(line) for line in data.split("\n") if line.strip()]
+        return list(map(json.loads, lines))
     except (ValueError, RecursionError):
         raise Malformed("the stream was cut") from None
 
@@ -301,7 +344,8 @@ def _chunks(events: Iterator[tuple[str, str]]) -> Iterator[Mapping[str, Any]]:
         for value in _values(data):
             if not isinstance(value, Mapping):
                 raise Malformed(f"with a piece of a stream that cannot be read: {_as_sent(value)}")
-            if value.get("error") or name == "error" or value.get("object") == "error":
+            is_error = name == "error" or value.get("object") == "error"
+            if is_error or value.get("error"):
                 raise ErrorInAnswer(value)
             yield value
 
@@ -355,8 +399,15 @@ class _StreamedAnswer:
             "refusal": self.refusal,
             "tool_calls": self.calls,
         }
-        choice = {"message": message, "finish_reason": self.finish_reason, "stop_reason": self.stop_reason}
-        return {"choices": [choice] if self.has_choice else [], "usage": self.usage}
+        choices = []
+        if self.has_choice:
+            choice = {
+                "message": message,
+                "finish_reason": self.finish_reason,
+                "stop_reason": self.stop_reason,
+            }
+            choices.append(choice)
+        return {"choices": choices, "usage": self.usage}
 
 
 def _add_up(events: Iterator[tuple[str, str]]) -> dict[str, Any]:
@@ -379,9 +430,17 @@ def _add_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
     """
     number = piece.get("index")
     call_id = piece.get("id")
-    begun = next((call for call in reversed(calls) if call["index"] == number), None)
-    if begun is None or (call_id and begun["id"] and call_id != begun["id"]):
-        begun = {"index": number, "id": call_id, "function": {"name": "", "arguments": ""}}
+    begun = None
+    for call in calls:
+        if call["index"] == number:
+            begun = call  # the last of that number
+    has_ids = begun is not None and begun["id"] and call_id
+    if begun is None or (has_ids and call_id != begun["id"]):
+        begun = {
+            "index": number,
+            "id": call_id,
+            "function": {"name": "", "arguments": ""},
+        }
         calls.append(begun)
     function = piece.get("function") or {}
     begun["function"]["name"] += function.get("name") or ""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -42,7 +43,9 @@ class Budget:
 
     def cost(self, prompt: int, completion: int) -> float:
         """The price of so many tokens."""
-        return prompt * (self.endpoint.price_in / 1e6) + completion * (self.endpoint.price_out / 1e6)
+        cost_in = prompt * (self.endpoint.price_in / 1e6)
+        cost_out = completion * (self.endpoint.price_out / 1e6)
+        return cost_in + cost_out
 
     async def reserve(self, most: tuple[int, int]) -> None:
         """Set aside the most tokens (prompt, completion) of a request; near a cap, wait until others took less.
@@ -94,8 +97,12 @@ class Asker:
         # Key -> tokens of the prompt and of the answer, and the kind, of each answer handed out, whichever run paid.
         self.used: dict[str, tuple[int, int, str]] = {}
         self.connection = Connection(endpoint, name)
-        self.log = ResponseLog(responses, name) if responses is not None else None
-        self.budget = Budget(name, endpoint, self.log.spent if self.log is not None else self.bought)
+        self.log: ResponseLog | None = None
+        spent = self.bought
+        if responses is not None:
+            self.log = ResponseLog(responses, name)
+            spent = self.log.spent
+        self.budget = Budget(name, endpoint, spent)
         self._streaming: dict[str, Any] = {}  # keys of a request that ask for a stream
         if endpoint.stream:
             self._streaming["stream"] = True
@@ -129,7 +136,10 @@ class Asker:
             body["seed"] = int(key[:8], 16) >> 1
         claim = self.log.claim(key) if self.log is not None else contextlib.nullcontext()
         async with self._free_slot(), claim as kept:
-            answer = await self._buy(body, key, sample) if kept is None else answers.from_record(kept)
+            if kept is None:
+                answer = await self._buy(body, key, sample)
+            else:
+                answer = answers.from_record(kept)
         with_text = answers.with_thought_as_text(answer)
         if with_text is not answer and not self._has_told_of_thoughts:
             self._has_told_of_thoughts = True
@@ -146,7 +156,9 @@ class Asker:
     ) -> dict[str, Any]:
         """The JSON of a request, without its seed."""
         settings = self.endpoint
-        conversation = without_system(messages) if settings.system == "merge" else messages
+        conversation = messages
+        if settings.system == "merge":
+            conversation = without_system(messages)
         body: dict[str, Any] = {
             "model": settings.model,
             "messages": [{"role": role, "content": text} for role, text in conversation],
@@ -190,9 +202,13 @@ class Asker:
         """What `take_used` says, in one line for a person, with what this run itself has paid."""
         used = self.take_used()
         tokens = used["prompt_tokens"] + used["completion_tokens"]
-        cost = f" for {used['cost']:.2f} {self.endpoint.currency}" if used["cost"] else ""
-        unusable = "".join(f", {used[kind]:.0f} {kind}" for kind in UNUSABLE if used[kind])
-        line = f"{self.name}: {used['answers']:.0f} answers{unusable}, {tokens:.0f} tokens{cost}"
+        line = f"{self.name}: {used['answers']:.0f} answers"
+        for kind in UNUSABLE:
+            if used[kind]:
+                line += f", {used[kind]:.0f} {kind}"
+        line += f", {tokens:.0f} tokens"
+        if used["cost"]:
+            line += f" for {used['cost']:.2f} {self.endpoint.currency}"
         return f"{line}; {self.bought.requests} of them bought now"
 
     def ask_all(
@@ -220,7 +236,7 @@ class Asker:
         lenient: bool = False,
     ) -> list[Answer | None]:
         """`ask_all` inside a running event loop."""
-        requests = [(messages, sample) for messages in conversations for sample in range(samples)]
+        requests = list(itertools.product(conversations, range(samples)))
         done: list[Answer | None] = [None] * len(requests)
         failures: list[SqltrainError] = []  # after all retries
         caught = (EndpointError, RecipeError) if lenient else (EndpointError,)
@@ -236,8 +252,9 @@ class Asker:
                     failures.append(error)
 
         try:
+            n_workers = min(self.concurrency, len(requests))
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(self.concurrency, len(requests))):
+                for _ in range(n_workers):
                     group.create_task(work())
         except BaseExceptionGroup as many:
             raise many.exceptions[0] from None
@@ -264,7 +281,8 @@ class Asker:
             """One request, whose answer is kept before anybody uses it, be its asker still there or not."""
             try:
                 # The whole body is read either way: some servers stream unasked, and others do not when asked.
-                raw = await client.post("/chat/completions", cast_to=str, body={**body, **self._streaming})
+                request = {**body, **self._streaming}
+                raw = await client.post("/chat/completions", cast_to=str, body=request)
                 value = answers.read_body(raw)
                 answer = answers.read_completion(value)
             except UnreadableAnswer as error:
@@ -284,27 +302,39 @@ class Asker:
         except EndpointError:
             if not unread:
                 raise
+            prompt_tokens = 0
+            completion_tokens = 0
+            for response in unread:
+                prompt, completion = response.used
+                prompt_tokens += prompt
+                completion_tokens += completion
             malformed = Answer(
-                "",
-                "malformed",
-                prompt_tokens=sum(response.used[0] for response in unread),
-                completion_tokens=sum(response.used[1] for response in unread),
+                text="",
+                kind="malformed",
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
             )
             answer = self._keep(malformed, key, sample)
         finally:
             self.budget.in_flight.remove(most)
         # The rate took the most tokens: those not used come back.
-        self.connection.pace.tokens.level += sum(most) - answer.prompt_tokens - answer.completion_tokens
+        used = answer.prompt_tokens + answer.completion_tokens
+        self.connection.pace.tokens.level += sum(most) - used
         return answer
 
     def _keep(self, answer: Answer, key: str, sample: int) -> Answer:
-        used = answer.prompt_tokens, answer.completion_tokens
+        """Write an answer to the log, if there is one, and count it as bought."""
         if self.log is not None:
-            about = {"model": self.endpoint.model, "sample": sample}
-            self.log.append(key, used, {**about, **dataclasses.asdict(answer)})
+            used = (answer.prompt_tokens, answer.completion_tokens)
+            record = {
+                "model": self.endpoint.model,
+                "sample": sample,
+                **dataclasses.asdict(answer),
+            }
+            self.log.append(key, used, record)
         self.bought.requests += 1
-        self.bought.prompt_tokens += used[0]
-        self.bought.completion_tokens += used[1]
+        self.bought.prompt_tokens += answer.prompt_tokens
+        self.bought.completion_tokens += answer.completion_tokens
         return answer
 
 

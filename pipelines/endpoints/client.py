@@ -55,6 +55,7 @@ FILTERED = re.compile(
 NO_HOST = re.compile(r"[<>{}\"'`\\|^$*]")  # signs of a placeholder or a typing error
 KEY_LIKE = re.compile(r"(sk|pk|hf|gsk|xai|r8)_\w*\d\w*|(?=\w*\d)(?=\w*[a-z])\w{16,}", re.ASCII)
 Answer = TypeVar("Answer")
+Send = Callable[[Any], Coroutine[Any, Any, Answer]]  # client -> the answer to one request
 log = logging.getLogger(__name__)
 
 
@@ -111,12 +112,14 @@ class Endpoint(Section):
     @classmethod
     def _plain_url(cls, url: str) -> str:
         """Refused without being quoted: it may hold a password."""
-        if any(sign.isspace() or not sign.isprintable() for sign in url):
+        has_blank = any(sign.isspace() for sign in url)
+        if has_blank or not url.isprintable():
             raise RecipeError("its base_url holds a blank or a sign that cannot be seen", "Write it without blanks.")
         no_address = RecipeError("its base_url is no address", "It looks like https://api.example.com:443/v1.")
         try:
             parts = urllib.parse.urlsplit(url)
-            has_host = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            is_web = parts.scheme in ("http", "https")
+            has_host = is_web and bool(parts.hostname) and parts.port != 0
         except ValueError:  # not a port
             raise no_address from None
         if "@" in parts.netloc or parts.query:
@@ -142,7 +145,8 @@ class Endpoint(Section):
         """Refused without being quoted: people paste the key itself."""
         if name is None or name in os.environ:
             return name
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or KEY_LIKE.fullmatch(name):
+        is_name = re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) is not None
+        if not is_name or KEY_LIKE.fullmatch(name):
             hint = "Write the NAME of the environment variable that holds the key, and set that."
             raise RecipeError("its key_env is not the name of an environment variable that is set", hint)
         return name
@@ -172,7 +176,11 @@ def endpoint(name: str, path: Path | None = None) -> Endpoint:
     entries = endpoints(path)
     if name not in entries:
         close = difflib.get_close_matches(name, list(entries), n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Add to {path}: {EXAMPLE.replace('NAME', name)}"
+        if close:
+            hint = f"Did you mean {close[0]!r}?"
+        else:
+            example = EXAMPLE.replace("NAME", name)
+            hint = f"Add to {path}: {example}"
         raise RecipeError(f"there is no endpoint {name!r} in {path}", hint)
     try:
         return Endpoint.model_validate(entries[name])
@@ -197,13 +205,18 @@ class Connection:
     def __init__(self, endpoint: Endpoint, name: str) -> None:
         self.endpoint = endpoint
         self.name = name
-        self._key = os.environ.get(endpoint.key_env, "").strip() if endpoint.key_env else "none"
+        self._key = "none"
+        if endpoint.key_env:
+            self._key = os.environ.get(endpoint.key_env, "").strip()
         if not self._key:
             raise ResourceError(f"endpoint {name!r} has no key", f"Set the environment variable {endpoint.key_env}.")
-        if not (self._key.isascii() and self._key.isprintable()):
+        can_be_sent = self._key.isascii() and self._key.isprintable()
+        if not can_be_sent:
             hint = f"Set the environment variable {endpoint.key_env} again: it holds more than the key."
             raise ResourceError(f"the key of endpoint {name!r} has characters that no header can carry", hint)
-        self.pace = Pace(Rate(endpoint.requests_per_minute), Rate(endpoint.tokens_per_minute))
+        requests = Rate(endpoint.requests_per_minute)
+        tokens = Rate(endpoint.tokens_per_minute)
+        self.pace = Pace(requests, tokens)
         self._breaker = Breaker(name, endpoint.patience_s)
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -216,7 +229,8 @@ class Connection:
 
         try:
             # The content does not matter: a server may list no models, and answer.
-            await within(self._open().get("/models", cast_to=str), min(REACH_S, self.endpoint.timeout_s))
+            request = self._open().get("/models", cast_to=str)
+            await within(request, min(REACH_S, self.endpoint.timeout_s))
         except (openai.APIError, TimeoutError) as error:
             status = status_of(error)
             if status == 401:
@@ -227,7 +241,7 @@ class Connection:
                 problem = f"endpoint {self.name!r} at {self.endpoint.base_url} does not answer: {words}"
                 raise ResourceError(problem, f"Start it, or mend its entry in {ENDPOINTS.name}.") from None
 
-    async def ask(self, send: Callable[[Any], Coroutine[Any, Any, Answer]], tokens: int = 0) -> Answer:
+    async def ask(self, send: Send[Answer], tokens: int = 0) -> Answer:
         """The answer that `send` gets from the client (`openai.AsyncOpenAI`), and keeps where it is to be kept.
 
         Cancelled, it sends nothing more; a request that is on its way goes on until `close`. It may use so many tokens,
@@ -254,9 +268,10 @@ class Connection:
                 self._breaker.worked()
                 return answer
 
-    async def _send(self, send: Callable[[Any], Coroutine[Any, Any, Answer]]) -> Answer:
+    async def _send(self, send: Send[Answer]) -> Answer:
         """One request, which goes on if its asker is cancelled."""
-        request = asyncio.create_task(within(send(self._open()), self.endpoint.timeout_s))
+        sending = send(self._open())
+        request = asyncio.create_task(within(sending, self.endpoint.timeout_s))
         self._on_way.add(request)
         request.add_done_callback(self._on_way.discard)
         request.add_done_callback(self._left.discard)
@@ -337,7 +352,8 @@ class Connection:
         entry = f"Check the entry {self.name!r} of {ENDPOINTS.name}"
         about = f"{code} {getattr(error, 'type', None) or ''} {words}"
         is_in_answer = isinstance(error, ErrorInAnswer)
-        if (status in (400, 403, 422) or is_in_answer) and FILTERED.search(about):
+        may_be_filtered = status in (400, 403, 422) or is_in_answer
+        if may_be_filtered and FILTERED.search(about):
             return Refused(f"the provider of endpoint {self.name!r} refused the conversation: {message}")
         if status in (401, 403):
             variable = self.endpoint.key_env
@@ -350,7 +366,8 @@ class Connection:
         if status == 404:
             problem = f"endpoint {self.name!r} knows no {self.endpoint.model!r} (404): {message}"
             return RecipeError(problem, f"{entry}: base_url, model.")
-        if (status in (400, 413, 422, 500) or is_in_answer) and OVERFLOW.search(about):
+        may_be_overflow = status in (400, 413, 422, 500) or is_in_answer
+        if may_be_overflow and OVERFLOW.search(about):
             return ContextOverflow(f"the conversation is longer than the context of endpoint {self.name!r}")
         if 400 <= (status or 0) < 500 and status not in RETRIED:
             knobs = "system: merge" if "system" in message.lower() else "max_tokens_key, omit, extra"
@@ -369,7 +386,9 @@ class Connection:
             hint = f"Check base_url and model of the entry {self.name!r} in {ENDPOINTS.name}, then the server's log."
             return f"answers, but {problem}", hint
         message = short_words(self._words(error))
-        return f"is down ({message})" if status is None else f"is down (HTTP {status}: {message})", START_IT
+        if status is not None:
+            message = f"HTTP {status}: {message}"
+        return f"is down ({message})", START_IT
 
     def _words(self, error: Any) -> str:
         """The server's own words, or the client's if the server said nothing; a key that they repeat is left out."""
@@ -390,20 +409,25 @@ class Connection:
         return self._without_key(words)
 
     def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "***") if self.endpoint.key_env else text
+        if not self.endpoint.key_env:
+            return text
+        return text.replace(self._key, "***")
 
 
 def status_of(error: Any) -> int | None:
     """The HTTP status of a failed request; None if no answer came, or one that could not be read."""
     status = getattr(error, "status_code", None)
-    return status if isinstance(status, int) and status >= 400 else None
+    if isinstance(status, int) and status >= 400:
+        return status
+    return None
 
 
 def _broken_errors() -> tuple[type[BaseException], ...]:
     """Errors of a request without a readable answer."""
     import openai
 
-    transports = [sys.modules[name].HTTPError for name in TRANSPORTS if name in sys.modules]  # while a body is read
+    imported = [name for name in TRANSPORTS if name in sys.modules]
+    transports = [sys.modules[name].HTTPError for name in imported]  # raised while a body is read
     return (
         openai.APIConnectionError,
         openai.APIResponseValidationError,
@@ -441,7 +465,8 @@ async def within(request: Awaitable[Answer], seconds: float) -> Answer:
     task = asyncio.ensure_future(request)
     try:
         for _ in range(SLICES):
-            if (await asyncio.wait({task}, timeout=seconds / SLICES))[0]:
+            await asyncio.wait({task}, timeout=seconds / SLICES)
+            if task.done():
                 return task.result()
         raise TimeoutError
     finally:

@@ -39,12 +39,18 @@ class ErrorInAnswer(Malformed):
 
     def __init__(self, error: Any) -> None:
         super().__init__(f"with an error: {server_words(error)}")
-        fields = error if isinstance(error, Mapping) else {}
-        fields = fields["error"] if isinstance(fields.get("error"), Mapping) else fields
-        code = fields.get("code")
-        is_status = str(code).isdecimal() and 400 <= int(str(code)) < 600
-        self.status_code = int(str(code)) if is_status else None
-        self.code = None if code is None else str(code)
+        fields: Mapping[str, Any] = {}
+        if isinstance(error, Mapping):
+            fields = error
+        inner = fields.get("error")
+        if isinstance(inner, Mapping):
+            fields = inner
+        self.code: str | None = None
+        self.status_code: int | None = None
+        if fields.get("code") is not None:
+            self.code = str(fields["code"])
+            if self.code.isdecimal() and 400 <= int(self.code) < 600:
+                self.status_code = int(self.code)
         self.type = fields.get("type")
         self.words = server_words(error)
 
@@ -64,9 +70,14 @@ def server_words(error: Any) -> str:
             value = json.loads(error)
         except (ValueError, RecursionError):
             return _of_text(error)
-        return _of_text(error) if isinstance(value, str | int | float) else server_words(value)
+        if isinstance(value, str | int | float):
+            return _of_text(error)
+        return server_words(value)
     words = _words(error, DEPTH)
-    return words or short_words(json.dumps(error, ensure_ascii=False, default=str))
+    if words:
+        return words
+    text = json.dumps(error, ensure_ascii=False, default=str)
+    return short_words(text)
 
 
 def short_words(text: str) -> str:
@@ -79,7 +90,10 @@ def _of_text(text: str) -> str:
     if not re.search(r"<(!doctype|html|body|head)\b", text, re.IGNORECASE):
         return " ".join(text.split())
     title = _TITLE.search(text)
-    return " ".join((title[1] if title else _TAG.sub(" ", text)).split())
+    if title is not None:
+        return " ".join(title[1].split())
+    without_tags = _TAG.sub(" ", text)
+    return " ".join(without_tags.split())
 
 
 def _words(value: Any, depth: int) -> str:
@@ -89,14 +103,16 @@ def _words(value: Any, depth: int) -> str:
     if depth == 0:
         return ""
     if isinstance(value, list):
-        return "; ".join(filter(None, (_words(item, depth - 1) for item in value)))
+        words_of_items = [_words(item, depth - 1) for item in value]
+        return "; ".join(filter(None, words_of_items))
     if not isinstance(value, Mapping):
         return ""
     for name in WORDS:
         words = _words(value.get(name), depth - 1)
         # FastAPI says beside the words which field of the request they are about.
         if words and name == "msg" and isinstance(value.get("loc"), list):
-            return f"{'.'.join(map(str, value['loc']))}: {words}"
+            field = ".".join(map(str, value["loc"]))
+            return f"{field}: {words}"
         if words:
             return words
     return ""

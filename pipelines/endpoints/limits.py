@@ -29,7 +29,8 @@ class Rate:
         if self._per_s is None:
             return 0.0
         now = self._clock()
-        self.level = min(self._per_s, self.level + (now - self._at) * self._per_s)
+        inflow = (now - self._at) * self._per_s
+        self.level = min(self._per_s, self.level + inflow)
         self._at = now
         self.level -= amount
         return max(0.0, -self.level / self._per_s)
@@ -46,7 +47,9 @@ class Pace:
     async def admit(self, tokens: int) -> None:
         """Wait until one more request of so many tokens may go out."""
         await self._wait_for_server()
-        await asyncio.sleep(max(self.requests.take(1), self.tokens.take(tokens)))
+        wait_for_requests = self.requests.take(1)
+        wait_for_tokens = self.tokens.take(tokens)
+        await asyncio.sleep(max(wait_for_requests, wait_for_tokens))
         await self._wait_for_server()  # it may have asked for a pause meanwhile
 
     async def _wait_for_server(self) -> None:
@@ -71,7 +74,8 @@ def delay(attempt: int, asked_s: float | None) -> float:
     """
     if asked_s is not None:
         return asked_s * random.uniform(1.0, 1.25)
-    return float(min(FIRST_DELAY_S * 2**attempt, MOST_DELAY_S)) * random.uniform(0.5, 1.0)
+    doubled_s = min(FIRST_DELAY_S * 2**attempt, MOST_DELAY_S)
+    return float(doubled_s) * random.uniform(0.5, 1.0)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -81,7 +85,9 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
             seconds = float(headers[name]) / unit
         except (KeyError, ValueError):
             continue
-        return seconds if 0.0 <= seconds < float("inf") else None
+        if 0.0 <= seconds < float("inf"):
+            return seconds
+        return None
     try:
         date = email.utils.parsedate_to_datetime(headers["retry-after"])
     except (KeyError, ValueError, TypeError):

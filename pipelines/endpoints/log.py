@@ -59,8 +59,9 @@ class ResponseLog:
         self.spent = Spent()  # tokens of all answers of the log, whichever run bought them
         self._last = 0  # id of the last answer that `spent` counts
         self._claimed: set[str] = set()
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # for its owner alone, as SQLite's own files then
-        self._claims = os.open(root / f".{name}.claims", os.O_RDWR | os.O_CREAT, 0o600)
+        flags = os.O_RDWR | os.O_CREAT
+        os.close(os.open(self.path, flags, 0o600))  # for its owner alone, as SQLite's own files then
+        self._claims = os.open(root / f".{name}.claims", flags, 0o600)
         self._table = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         # Not WAL, which network file systems cannot have; with it NORMAL is one sync an answer.
         for statement in ("PRAGMA journal_mode=TRUNCATE", "PRAGMA synchronous=NORMAL", TABLE, INDEX):
@@ -89,7 +90,10 @@ class ResponseLog:
     def find(self, key: str) -> dict[str, Any] | None:
         """The answer under a key; None when it was not bought yet."""
         rows = self._execute("SELECT answer FROM answers WHERE key = ? ORDER BY id LIMIT 1", key)
-        return dict(json.loads(rows[0][0])) if rows else None
+        if not rows:
+            return None
+        ((text,),) = rows
+        return dict(json.loads(text))
 
     @contextlib.asynccontextmanager
     async def claim(self, key: str) -> AsyncIterator[dict[str, Any] | None]:
@@ -113,7 +117,8 @@ class ResponseLog:
     def append(self, key: str, tokens: tuple[int, int], record: Mapping[str, Any]) -> None:
         """Keep one answer, and the tokens of the prompt and of the completion, as the endpoint counted them."""
         statement = "INSERT INTO answers (key, prompt_tokens, completion_tokens, answer) VALUES (?, ?, ?, ?)"
-        self._execute(statement, key, *tokens, json.dumps(record, separators=(",", ":")))
+        text = json.dumps(record, separators=(",", ":"))
+        self._execute(statement, key, *tokens, text)
         self.refresh()
 
     def close(self) -> None:
@@ -132,7 +137,8 @@ class ResponseLog:
 
     def _lock(self, key: str, kind: int) -> bool:
         """Lock or unlock the byte that stands for a key; the lock goes with the process, however that ends."""
-        request = struct.pack("hhqqi4x", kind, os.SEEK_SET, int(key[:15], 16), 1, 0)
+        place = int(key[:15], 16)
+        request = struct.pack("hhqqi4x", kind, os.SEEK_SET, place, 1, 0)
         try:
             fcntl.fcntl(self._claims, fcntl.F_OFD_SETLK, request)
         except OSError as error:
