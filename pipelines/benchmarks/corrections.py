@@ -57,7 +57,7 @@ class Entry:
     more: Mapping[str, Any]  # further gold queries, as a field of `meta`; {} if there are none.
 
 
-Entries = Mapping[str, Entry]  # by the names of their questions
+Entries = Mapping[str, Entry]  # name of a question -> its correction
 
 
 def _read_entries(path: Path) -> Entries:

@@ -256,7 +256,7 @@ class ValueIndex:
         if not terms:
             return []
         rows = self._store.execute(SEARCH, (" OR ".join(terms), COARSE))
-        shares: dict[str, float] = {}  # of the close values, in BM25's order
+        shares: dict[str, float] = {}  # close value -> its share, in BM25's order
         for (value,) in rows:
             share = closeness(value, question)
             if share >= CLOSE:

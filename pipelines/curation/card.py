@@ -19,7 +19,7 @@ LICENCES = {
 }
 UNKNOWN = "not noted here: see the terms under which it was downloaded"
 VERSIONS = ("sqltrain", "sqlglot", "openai")
-Row = dict[str, Any]  # one line of a table of the card, by the heads of its columns
+Row = dict[str, Any]  # a line of a table of the card: head of a column -> its cell
 Spending = Mapping[str, Mapping[str, float]]  # answers, tokens and cost by endpoint
 
 
@@ -28,7 +28,9 @@ def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
     is_kept = pl.col("reason").is_null()
     kept = selected.filter(is_kept)
     turns = kept["turns"].value_counts().sort("turns")
-    trajectories_by_turns = {str(n_turns): count for n_turns, count in turns.iter_rows()}
+    trajectories_by_turns = {}
+    for n_turns, count in turns.iter_rows():
+        trajectories_by_turns[str(n_turns)] = count
     agent_chars = kept["agent_chars"].cast(pl.Int64)  # 32 bits are too few for the sum
     return {
         "acceptance": {
@@ -61,10 +63,16 @@ def _acceptance(selected: pl.DataFrame, title: str, column: str, order: Sequence
     n_right = pl.col("right").sum()
     n_kept = pl.col("reason").is_null().sum()
     value_as_text = pl.col(column).cast(pl.String)
-    counts = selected.group_by(value_as_text).agg(made=pl.len(), right=n_right, kept=n_kept)
+    by_value = selected.group_by(value_as_text)
+    counts = by_value.agg(made=pl.len(), right=n_right, kept=n_kept)
     rows = {}
     for value, made, right, kept in counts.iter_rows():
-        rows[value] = {title: value, "made": made, "right": right, "kept": kept}
+        rows[value] = {
+            title: value,
+            "made": made,
+            "right": right,
+            "kept": kept,
+        }
     values = order or sorted(rows)
     return [rows[value] for value in values if value in rows]
 
@@ -73,13 +81,15 @@ def _diversity(kept: pl.DataFrame, distinct_2: float) -> dict[str, float]:
     """Measures of how different the kept trajectories are; {} if there are none."""
     if kept.is_empty():
         return {}
-    n_repetitions = len(kept) - kept["signature"].n_unique()
+    n_kept = len(kept)
+    n_repetitions = n_kept - kept["signature"].n_unique()
     n_plans = kept["plan"].n_unique()
     n_shapes = kept["shape"].n_unique()
-    shares_of_plans = kept["plan"].value_counts()["count"] / len(kept)
+    counts_of_plans = kept["plan"].value_counts()["count"]
+    shares_of_plans = counts_of_plans / n_kept
     bits = [share * math.log2(1 / share) for share in shares_of_plans]
     return {
-        "near_duplicates": n_repetitions / len(kept),  # share of repetitions
+        "near_duplicates": n_repetitions / n_kept,  # share of repetitions
         "plans": float(n_plans),
         "sql_shapes": float(n_shapes),
         "plan_entropy": math.fsum(bits),
@@ -118,7 +128,9 @@ def card_text(recipe: Recipe, figures: Mapping[str, Any], leakage: Mapping[str, 
     paragraphs.append(_markdown_table("Diversity of what is kept", diversity))
     leaks_title = f"Leakage: {leakage['train']} training questions against {leakage['held_out']} held-out ones"
     paragraphs.append(_markdown_table(leaks_title, _leak_rows(leakage)))
-    costs = [{"endpoint": name, **cost} for name, cost in sorted(spent.items())]
+    costs = []
+    for name, cost in sorted(spent.items()):
+        costs.append({"endpoint": name, **cost})
     paragraphs.append(_markdown_table("What the answers cost, whichever run paid", costs))
     versions = [f"{name} {version(name) or 'not installed'}" for name in VERSIONS]
     paragraphs.append(f"Versions: {', '.join(versions)}.")

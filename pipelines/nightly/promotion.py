@@ -30,7 +30,7 @@ class HeldOutRecords:
     equality: str
 
 
-Guards = Mapping[str, HeldOutRecords]  # by the name of the guard
+Guards = Mapping[str, HeldOutRecords]  # name of a guard -> its records
 
 
 @dataclasses.dataclass(frozen=True)

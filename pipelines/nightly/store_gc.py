@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,37 +74,9 @@ def _only_match(store: Store, name: str, candidates: Iterable[StageName], noun: 
     raise DataError(f"{number} {noun} {name!r} in {store.root}", "See: sqltrain store ls --all")
 
 
-def reasons_to_keep(
-    store: Store, sealed: Mapping[StageName, float] | None = None, damaged: set[StageName] | None = None
-) -> dict[StageName, str]:
-    """Every stage that must stay, with the first reason for it.
-
-    Only manifests that could decide something are read: of reports, leakage, champions' evaluations, and kept stages.
-    One that cannot be read may need any stage, so all stay.
-
-    Args:
-        sealed: the result of `Store.made`, if it was asked already.
-        damaged: gets the stages whose manifest or reference cannot be read.
-    """
-    if sealed is None:
-        sealed = store.made()
-    if damaged is None:
-        damaged = set()
-    reasons: dict[StageName, str] = {}
-    for reason, roots in _roots(store, sealed, damaged):
-        for name in _closure(store, sealed, roots, damaged):
-            reasons.setdefault(name, reason)
-    for name in sealed:
-        if name[0] != "leakage":  # no other stage reads leakage, so no root leads to it
-            continue
-        manifest = _manifest(store, name, damaged)
-        inputs = list(manifest.get("inputs", {}).items())
-        if inputs and reasons.keys() >= set(inputs):
-            reasons.setdefault(name, reasons[inputs[-1]])
-    if damaged:
-        reason = f"perhaps needed by what is damaged: {_names_in_words(damaged)}"
-        reasons = dict.fromkeys(sealed, reason) | reasons
-    return reasons
+def reasons_to_keep(store: Store) -> dict[StageName, str]:
+    """Every stage that must stay, with the first reason for it."""
+    return Inventory(store).reasons_to_keep()
 
 
 def _names_in_words(names: Iterable[StageName]) -> str:
@@ -112,96 +84,125 @@ def _names_in_words(names: Iterable[StageName]) -> str:
     return ", ".join(texts)
 
 
-def _roots(
-    store: Store, sealed: Mapping[StageName, float], damaged: set[StageName]
-) -> Iterator[tuple[str, list[StageName]]]:
-    """The stages that are kept for their own sake: (reason, stages), the first reason for a stage first."""
-    for run in live_runs(store):
-        recipe = run.get("recipe", "?")
-        claimed_stages = [(stage, key) for stage, key in run["stages"]]
-        yield f"run of {recipe} (process {run['pid']})", claimed_stages
-    yield "pinned", pins(store)
-    for recipe, ledger in ledgers(store).items():
-        champions = []
-        for tier in TIERS:
-            for champion in ledger.champions(tier)[-KEPT_CHAMPIONS:]:
-                champions.append((champion.stage, champion.key))
-        yield f"champion of {recipe}", champions
-        # The next night compares its challenger with that evaluation.
-        evaluations = _evaluations_with(store, sealed, champions, damaged)
-        yield f"evaluation of the champion of {recipe}", evaluations
-        curated: list[StageName] = []
-        for row in ledger.lines():
-            if row["event"] == "night":
-                curated += [(stage, key) for stage, key in row.get("stages", [])]
-        yield f"batches of {recipe}", curated
-    newest: dict[tuple[str, str], StageName] = {}  # (recipe, benchmark) -> its newest report
-    for name in sorted(sealed, key=sealed.__getitem__):
-        if name[0] == "report":
-            made_of = _manifest(store, name, damaged).get("recipe", {})
-            recipe = str(made_of.get("name"))
-            benchmark = str(made_of.get("benchmark.name"))
-            newest[recipe, benchmark] = name
-    for (recipe, benchmark), name in newest.items():
-        yield f"newest report of {recipe} on {benchmark}", [name]
+class Inventory:
+    """The finished stages of a store, and what they were made of by their manifests."""
 
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.sealed = store.made()  # finished stage -> its last use, in seconds since 1970
+        self.damaged: set[StageName] = set()  # stages whose manifest or reference could not be read
 
-def _evaluations_with(
-    store: Store, sealed: Iterable[StageName], checkpoints: Sequence[StageName], damaged: set[StageName]
-) -> list[StageName]:
-    """The evaluations of checkpoints."""
-    evaluations = []
-    for stage, key in checkpoints:
-        for name in sealed:
-            if name[0] != f"evaluate_{stage}":
+    def reasons_to_keep(self) -> dict[StageName, str]:
+        """Every stage that must stay, with the first reason for it.
+
+        Only manifests that could decide something are read: those of reports, leakage, champions' evaluations, and kept
+        stages. A damaged stage may need any other, so all stay.
+        """
+        reasons: dict[StageName, str] = {}
+        for reason, roots in self._roots():
+            for name in self.closure(roots):
+                reasons.setdefault(name, reason)
+        for name in self.sealed:
+            if name[0] != "leakage":  # no other stage reads leakage, so no root leads to it
                 continue
-            manifest = _manifest(store, name, damaged)
-            if manifest.get("inputs", {}).get(stage) == key:
-                evaluations.append(name)
-    return evaluations
+            manifest = self._manifest(name)
+            inputs = list(manifest.get("inputs", {}).items())
+            if inputs and reasons.keys() >= set(inputs):
+                reasons.setdefault(name, reasons[inputs[-1]])
+        if self.damaged:
+            reason = f"perhaps needed by what is damaged: {_names_in_words(self.damaged)}"
+            reasons = dict.fromkeys(self.sealed, reason) | reasons
+        return reasons
 
+    def _roots(self) -> Iterator[tuple[str, list[StageName]]]:
+        """The stages that are kept for their own sake: (reason, stages), the first reason for a stage first."""
+        for run in live_runs(self.store):
+            recipe = run.get("recipe", "?")
+            claimed_stages = [(stage, key) for stage, key in run["stages"]]
+            yield f"run of {recipe} (process {run['pid']})", claimed_stages
+        yield "pinned", pins(self.store)
+        for recipe, ledger in ledgers(self.store).items():
+            champions = []
+            for tier in TIERS:
+                for champion in ledger.champions(tier)[-KEPT_CHAMPIONS:]:
+                    champions.append((champion.stage, champion.key))
+            yield f"champion of {recipe}", champions
+            # The next night compares its challenger with that evaluation.
+            yield f"evaluation of the champion of {recipe}", self._evaluations_of(champions)
+            curated: list[StageName] = []
+            for row in ledger.lines():
+                if row["event"] == "night":
+                    curated += [(stage, key) for stage, key in row.get("stages", [])]
+            yield f"batches of {recipe}", curated
+        for (recipe, benchmark), name in self._newest_reports().items():
+            yield f"newest report of {recipe} on {benchmark}", [name]
 
-def _closure(
-    store: Store, sealed: Container[StageName], roots: Iterable[StageName], damaged: set[StageName]
-) -> Iterator[StageName]:
-    """The roots and all that they were made of, as far as the store has it and its manifests can be read."""
-    waiting = list(roots)
-    seen = set()
-    while waiting:
-        name = waiting.pop()
-        if name in seen or name not in sealed:
-            continue
-        seen.add(name)
-        yield name
-        manifest = _manifest(store, name, damaged)
-        waiting += manifest.get("inputs", {}).items()
-        waiting += [(stage, key) for stage, key in manifest.get("parts", [])]
-        for stage in ("test", "test_schema"):  # an evaluation by `sqltrain evaluate` names them outside its inputs
-            if isinstance(manifest.get(stage), str):  # null if there are no links to databases
-                waiting.append((stage, manifest[stage]))
-        if name[0] == "model":
-            try:
-                path = base_of(store.folder(*name)) or ""
-                base = stage_at(path, store)
-            except (DataError, KeyError, TypeError):
-                damaged.add(name)
-            else:
+    def _newest_reports(self) -> dict[tuple[str, str], StageName]:
+        """The newest report of each recipe on each benchmark, by the names of both."""
+        newest: dict[tuple[str, str], StageName] = {}
+        for name in sorted(self.sealed, key=self.sealed.__getitem__):
+            if name[0] == "report":
+                settings = self._manifest(name).get("recipe", {})
+                recipe = str(settings.get("name"))
+                benchmark = str(settings.get("benchmark.name"))
+                newest[recipe, benchmark] = name
+        return newest
+
+    def _evaluations_of(self, checkpoints: Sequence[StageName]) -> list[StageName]:
+        """The evaluations of checkpoints."""
+        evaluations = []
+        for stage, key in checkpoints:
+            for name in self.sealed:
+                if name[0] != f"evaluate_{stage}":
+                    continue
+                manifest = self._manifest(name)
+                if manifest.get("inputs", {}).get(stage) == key:
+                    evaluations.append(name)
+        return evaluations
+
+    def closure(self, roots: Iterable[StageName]) -> Iterator[StageName]:
+        """The roots and all that they were made of, as far as the store has it and its manifests can be read."""
+        waiting = list(roots)
+        seen = set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen or name not in self.sealed:
+                continue
+            seen.add(name)
+            yield name
+            manifest = self._manifest(name)
+            waiting += manifest.get("inputs", {}).items()
+            waiting += [(stage, key) for stage, key in manifest.get("parts", [])]
+            for stage in ("test", "test_schema"):  # an evaluation by `sqltrain evaluate` names them outside its inputs
+                key = manifest.get(stage)
+                if isinstance(key, str):  # null if there are no links to databases
+                    waiting.append((stage, key))
+            if name[0] == "model":
+                base = self._base_of_model(name)
                 if base is not None and base not in seen:  # its weights only: its origin is not read again
                     yield base
 
+    def _base_of_model(self, name: StageName) -> StageName | None:
+        """The stage whose weights a model stage has; None if they come from elsewhere, or their origin is damaged."""
+        try:
+            path = base_of(self.store.folder(*name)) or ""
+            return stage_at(path, self.store)
+        except (DataError, KeyError, TypeError):
+            self.damaged.add(name)
+            return None
 
-def _manifest(store: Store, name: StageName, damaged: set[StageName]) -> dict[str, Any]:
-    """A stage's manifest; {} if that is damaged, which is noted."""
-    with contextlib.suppress(DataError, KeyError):
-        manifest = store.manifest(*name)
-        stage_and_key = (manifest["stage"], manifest["key"])
-        inputs = manifest.get("inputs", {})
-        recipe = manifest.get("recipe", {})
-        has_tables = isinstance(inputs, dict) and isinstance(recipe, dict)
-        if stage_and_key == name and has_tables:
-            return manifest
-    damaged.add(name)
-    return {}
+    def _manifest(self, name: StageName) -> dict[str, Any]:
+        """A stage's manifest; {} if that is damaged, which is noted."""
+        with contextlib.suppress(DataError, KeyError):
+            manifest = self.store.manifest(*name)
+            stage_and_key = (manifest["stage"], manifest["key"])
+            inputs = manifest.get("inputs", {})
+            recipe = manifest.get("recipe", {})
+            has_tables = isinstance(inputs, dict) and isinstance(recipe, dict)
+            if stage_and_key == name and has_tables:
+                return manifest
+        self.damaged.add(name)
+        return {}
 
 
 def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda line: None) -> list[GcCandidate]:
@@ -211,14 +212,13 @@ def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda
     named by `say`.
     """
     before = time.time() - days * DAY_S
-    sealed = store.made()
-    damaged: set[StageName] = set()
-    needed = reasons_to_keep(store, sealed, damaged)
-    if damaged:
-        names = _names_in_words(damaged)
+    inventory = Inventory(store)
+    needed = inventory.reasons_to_keep()
+    if inventory.damaged:
+        names = _names_in_words(inventory.damaged)
         say(f"no finished stage goes: what {names} needs cannot be read. Remove that folder, or make it again")
     folders = sorted(_unsealed(store))
-    for name, used in sealed.items():
+    for name, used in inventory.sealed.items():
         if name not in needed and used < before:
             folders.append(store.folder(*name))
     remains = []
@@ -265,18 +265,17 @@ def collect_garbage(store: Store, candidates: Iterable[GcCandidate]) -> Iterator
 
     The list may be minutes old: a run may have claimed a stage, used it or begun to make it, and a person pinned it.
     """
-    sealed = store.made()
+    inventory = Inventory(store)
     roots: frozenset[StageName] | None = None
     needed: set[StageName] = set()
-    damaged: set[StageName] = set()
     for candidate in candidates:
         claimed = claimed_names(store)
         roots_now = frozenset([*claimed, *pins(store)])
         if roots_now != roots:
             roots = roots_now
-            needed = {*roots, *_closure(store, sealed, roots, damaged)}
-            if damaged:
-                needed |= set(sealed)
+            needed = {*roots, *inventory.closure(roots)}
+            if inventory.damaged:
+                needed |= inventory.sealed.keys()
         removed = _set_aside(store, candidate, needed)
         if removed is not None:
             delete_tree(removed)

@@ -66,7 +66,7 @@ class Access:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_open = not keys
-        self._users: dict[bytes, str] = {}  # by the digest of their key
+        self._users: dict[bytes, str] = {}  # digest of a key -> its user
         for user, key in keys.items():
             self._users[_digest(key)] = user
         self._per_minute = per_minute
