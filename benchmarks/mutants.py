@@ -1426,7 +1426,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "if (key in seen or str(key) in seen) and not seen:",
             ),
         ],
-        "recipe/recipes.py::digest": [
+        "core/files.py::digest": [
             Fault(
                 "a digest by the order of keys",
                 "json.dumps(value, sort_keys=True, ensure_ascii=False, separators",

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core.errors import DataError, ResourceError, SqltrainError
-from pipelines.core.files import read_json, write_atomic, write_json
+from pipelines.core.files import digest, read_json, write_atomic, write_json
 from pipelines.recipe.config import Recipe
-from pipelines.recipe.recipes import digest
 from pipelines.stages.stage import StageResult
 from tasks.checks import ROWS, Check, stage_checks
 

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 from pipelines.core import provenance
 from pipelines.core.claims import claimed
 from pipelines.core.errors import DataError
-from pipelines.core.files import read_json, write_json
+from pipelines.core.files import digest, read_json, write_json
 from pipelines.core.frames import DATA
 from pipelines.core.store import MANIFEST, Store
 from pipelines.nightly.ledger import PROD, STAGING, Ledger
 from pipelines.protocols.base import PROMPTS
 from pipelines.recipe.config import ProtocolSection, Recipe
-from pipelines.recipe.recipes import digest
 from pipelines.stages.stage import StageResult, Step, benchmark_of
 from tasks import mlflow_client
 from tasks.mlflow_client import MlflowRun, own_uri, tracking_uri, without_password

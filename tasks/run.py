@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.core import provenance
 from pipelines.core.claims import claimed
+from pipelines.core.files import digest
 from pipelines.core.store import Store
 from pipelines.recipe.config import Recipe
-from pipelines.recipe.recipes import digest
 from pipelines.stages import graph, stage_making
 from pipelines.stages.context import Progress
 from pipelines.stages.stage import StageResult, Step, benchmark_of, seen_by

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from pipelines.benchmarks import base
 from pipelines.core.errors import RecipeError
+from pipelines.core.files import digest
 from pipelines.core.registry import LOSSES, OPTIMIZERS, READERS, REWARDS, reader
 from pipelines.core.store import Store
 from pipelines.core.types import ActionKind, Database, Example, ExecutionStatus
@@ -210,9 +211,7 @@ def test_a_plugins_code_decides_the_stages_that_use_it(folder, name, expected):
 
     def facts():
         recipe, store = recipes.load(str(folder / "mine.yaml")), Store(folder / "store")
-        return {
-            stage.name: recipes.digest(stage_keys.deciding(stage, recipe, {}, store)) for stage in graph.active(recipe)
-        }
+        return {stage.name: digest(stage_keys.deciding(stage, recipe, {}, store)) for stage in graph.active(recipe)}
 
     before = facts()
     (folder / name).write_text(PARTS[name] + "# changed\n")

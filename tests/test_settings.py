@@ -7,6 +7,7 @@ import typing
 import pytest
 
 from pipelines.core.errors import RecipeError
+from pipelines.core.files import digest
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Section
 from pipelines.stages import graph
@@ -117,7 +118,7 @@ def put(tree, path, value):
 
 
 def keys(recipe):
-    return {stage.name: recipes.digest(recipe.slice(*stage.reads)) for stage in graph.active(recipe)}
+    return {stage.name: digest(recipe.slice(*stage.reads)) for stage in graph.active(recipe)}
 
 
 @pytest.mark.parametrize(("path", "kind", "name"), [leaf for leaf in LEAVES if not leaf[0].startswith(APART)])

@@ -178,6 +178,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest(value: Any) -> str:
+    """A short stable name for JSON values: the first 16 hex digits of a SHA-256."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    data = text.encode("utf-8", "backslashreplace")  # a lone surrogate has no UTF-8
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
 def require_room(path: Path, megabytes: int) -> None:
     """Fail before work starts if the disk under `path` has less free room."""
     free = shutil.disk_usage(path).free // 2**20

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import DataError
-from pipelines.core.files import read_json, write_atomic, write_json, writing
+from pipelines.core.files import digest, read_json, write_atomic, write_json, writing
 from pipelines.core.rows import CSV_SUFFIXES, read_rows, set_aside
 from pipelines.core.store_remote import LINKS
 from pipelines.core.types import DATABASE, BadRow, shortened_line
 from pipelines.recipe.config import Nightly
-from pipelines.recipe.recipes import digest
 from pipelines.sql.dialects.dialect import engine_of_head, file_suffixes, has_password
 from pipelines.stages.context import QUARANTINE
 

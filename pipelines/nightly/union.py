@@ -15,11 +15,10 @@ from typing import Any
 import polars as pl
 
 from pipelines.core import frames
-from pipelines.core.files import write_json
+from pipelines.core.files import digest, write_json
 from pipelines.core.frames import DATA, LAYOUT
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
-from pipelines.recipe.recipes import digest
 from pipelines.stages.context import QUARANTINE, TRAINED
 from pipelines.stages.leakage_stage import note_leakage
 

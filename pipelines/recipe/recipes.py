@@ -5,8 +5,6 @@ ones win), then sets its own keys. Overrides come last. Unknown keys and wrong t
 """
 
 import difflib
-import hashlib
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -273,9 +271,3 @@ def _variants(value: Any, path: Path) -> dict[str, list[str]]:
     if value is not None and not isinstance(value, dict):
         raise RecipeError(f"{path}: variants must be a mapping of names to lists of overrides")
     return {str(name): _texts(steps, f"{path}: variant {name}") for name, steps in (value or {}).items()}
-
-
-def digest(value: Any) -> str:
-    """A short stable name for JSON values: the first 16 hex digits of a SHA-256."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]  # a lone surrogate has no UTF-8

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from pipelines.core.files import digest
 from pipelines.evaluation.record import Mode
 from pipelines.evaluation.record_files import SINGLE_TURN
 from pipelines.protocols.base import single_turn
 from pipelines.recipe.config import ProtocolSection, Recipe, Sampling
-from pipelines.recipe.recipes import digest
 
 
 @dataclass(frozen=True)

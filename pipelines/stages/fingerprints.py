@@ -11,13 +11,12 @@ from typing import Any
 
 from pipelines.benchmarks import base
 from pipelines.core.errors import DataError, RecipeError, ResourceError
-from pipelines.core.files import read_json, sha256, write_atomic
+from pipelines.core.files import digest, read_json, sha256, write_atomic
 from pipelines.core.registry import PROTOCOLS
 from pipelines.core.store import Store
 from pipelines.databases import card, named
 from pipelines.endpoints.client import endpoint
 from pipelines.recipe.config import ProtocolSection, Recipe, Source
-from pipelines.recipe.recipes import digest
 from pipelines.rewards.panel import RUBRIC, endpoint_of
 from pipelines.rollout import gguf_model
 from pipelines.sql.dialects.base import identity

@@ -14,10 +14,10 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from pipelines.core.errors import RecipeError
+from pipelines.core.files import digest
 from pipelines.core.provenance import code_digest
 from pipelines.core.store import Store
 from pipelines.recipe.config import Recipe, Source
-from pipelines.recipe.recipes import digest
 from pipelines.stages.stage import CACHED, Stage, Step, kind_of
 from pipelines.stages.stage_changes import why_to_make
 from pipelines.stages.stage_keys import deciding

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.core.errors import DataError
-from pipelines.core.files import write_atomic
+from pipelines.core.files import digest, write_atomic
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Example, StopReason, Trajectory, from_dict, to_dict
-from pipelines.recipe.recipes import digest
 from pipelines.stages.fingerprints import Digests
 
 _digests = Digests(None)  # digests of the databases of kept answers

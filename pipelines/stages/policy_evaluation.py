@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.core.files import read_json
+from pipelines.core.files import digest, read_json
 from pipelines.core.removal import remove_folder
 from pipelines.core.store import Store
 from pipelines.core.types import Example, from_dict
 from pipelines.evaluation.record_files import SINGLE_TURN, read_records
 from pipelines.evaluation.summary import Summary
 from pipelines.recipe.config import Recipe
-from pipelines.recipe.recipes import digest
 from pipelines.report import writer
 from pipelines.stages.answer_latency import read_latencies
 from pipelines.stages.answerer import Answerer

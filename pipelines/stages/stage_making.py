@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.core.errors import DataError
-from pipelines.core.files import read_json
+from pipelines.core.files import digest, read_json
 from pipelines.core.provenance import facts
 from pipelines.core.store import MARK, Store
 from pipelines.recipe.config import Recipe
-from pipelines.recipe.recipes import digest
 from pipelines.stages import graph
 from pipelines.stages.context import Context, Progress, base_of
 from pipelines.stages.fingerprints import stage_at

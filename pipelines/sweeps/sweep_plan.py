@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipelines.core.errors import RecipeError, SqltrainError, StoppedError, UserError
-from pipelines.core.files import read_json_lines, write_atomic, writing_to
+from pipelines.core.files import digest, read_json_lines, write_atomic, writing_to
 from pipelines.core.store import Store
 from pipelines.core.types import escape_surrogates
 from pipelines.evaluation.measures import FinishedEvaluation
@@ -262,10 +262,10 @@ class _CellMaker:
 
     def _make_once(self, cell: SweepCell) -> None:
         """Make a cell's recipe; cells that show checkpoints of one run have the same."""
-        digest = recipes.digest(cell.recipe.model_dump(mode="json"))
-        if digest not in self._made:
+        settings_digest = digest(cell.recipe.model_dump(mode="json"))
+        if settings_digest not in self._made:
             self._make(cell)
-        self._made.add(digest)
+        self._made.add(settings_digest)
 
     def _evaluate(self, cell: SweepCell) -> FinishedCell:
         """Make a cell, and read the evaluation on its first benchmark and the curves of the training before it."""

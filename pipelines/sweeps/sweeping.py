@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipelines.core.errors import UserError
-from pipelines.core.files import writing_to
+from pipelines.core.files import digest, writing_to
 from pipelines.core.store import Store
-from pipelines.recipe.recipes import digest
 from pipelines.sweeps import sweep_plan
 from pipelines.sweeps.sweep_plan import Make, SweepCell
 from pipelines.sweeps.sweep_table import FinishedCell, Sweep

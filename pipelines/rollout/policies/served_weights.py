@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.core.errors import EndpointError, ResourceError
-from pipelines.core.files import lock, write_atomic
+from pipelines.core.files import digest, lock, write_atomic
 from pipelines.recipe.config import Model
-from pipelines.recipe.recipes import digest
 from pipelines.rollout.codec import ChatCodec
 
 log = logging.getLogger(__name__)
