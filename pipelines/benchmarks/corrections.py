@@ -125,11 +125,7 @@ def _corrected(example: Example, entry: Entry) -> Example:
 
     A question whose SQL changed has no level any more.
     """
-    texts = {
-        "sql": example.gold_sql,
-        "question": example.question,
-        "evidence": example.evidence,
-    }
+    texts = {"sql": example.gold_sql, "question": example.question, "evidence": example.evidence}
     published = {}
     for name, text in entry.texts.items():
         if name in texts and text != texts[name]:

@@ -151,14 +151,7 @@ def _read_download(source: Source, root: Path) -> tuple[base.Questions, int]:
 def _questions_sha256(examples: Sequence[Example]) -> str:
     content = hashlib.sha256()
     for example in examples:
-        fields = (
-            example.id,
-            example.question,
-            example.evidence,
-            example.database.id,
-            example.gold_sql,
-            "\n",
-        )
+        fields = (example.id, example.question, example.evidence, example.database.id, example.gold_sql, "\n")
         content.update("\0".join(fields).encode())
     return content.hexdigest()
 

@@ -55,52 +55,23 @@ class Variant:
 
 
 VARIANTS = {
-    "spider": Variant(
-        files={
-            "train": ("train_spider.json", OTHERS),
-            "dev": ("dev.json",),
-            "test": ("test.json",),
-        },
-    ),
+    "spider": Variant(files={"train": ("train_spider.json", OTHERS), "dev": ("dev.json",), "test": ("test.json",)}),
     # Gan et al., 2021b: 535 questions that need domain knowledge
-    "dk": Variant(
-        files={
-            "dev": ("Spider-DK.json",),
-            "test": ("Spider-DK.json",),
-        },
-        folders=(".", "Spider-DK"),
-    ),
+    "dk": Variant(files={"dev": ("Spider-DK.json",), "test": ("Spider-DK.json",)}, folders=(".", "Spider-DK")),
     # Gan et al., 2021a: schema words replaced by synonyms; its files bear Spider's own names
     "syn": Variant(
-        files={
-            "train": ("train_spider.json",),
-            "dev": ("dev.json",),
-            "test": ("dev.json",),
-        },
+        files={"train": ("train_spider.json",), "dev": ("dev.json",), "test": ("dev.json",)},
         folders=("Spider-Syn/Spider-Syn", "Spider-Syn", "."),
         question="SpiderSynQuestion",
     ),
     # Deng et al., 2021: column names left out of the questions
     "realistic": Variant(
-        files={
-            "dev": ("spider-realistic.json",),
-            "test": ("spider-realistic.json",),
-        },
-        folders=(".", "spider-realistic"),
+        files={"dev": ("spider-realistic.json",), "test": ("spider-realistic.json",)}, folders=(".", "spider-realistic")
     ),
     # Yu et al., 2019a and 2019b: questions in conversations
-    "sparc": Variant(
-        files={
-            "train": ("train.json",),
-            "dev": ("dev.json",),
-        },
-        question="utterance",
-    ),
+    "sparc": Variant(files={"train": ("train.json",), "dev": ("dev.json",)}, question="utterance"),
     "cosql": Variant(
-        files={
-            "train": ("cosql_train.json",),
-            "dev": ("cosql_dev.json",),
-        },
+        files={"train": ("cosql_train.json",), "dev": ("cosql_dev.json",)},
         folders=("sql_state_tracking", "."),
         question="utterance",
     ),

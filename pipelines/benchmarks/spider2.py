@@ -145,11 +145,7 @@ def _accepted_results(folder: Path, id: str, standard: base.JsonObject) -> Accep
         has_columns = all(0 <= index < width for index in counted)
         if not result or not has_columns:
             raise BadRow("bad_gold", f"a result of {id} lacks the columns {counted} that count")
-    return {
-        "results": results,
-        "columns": columns,
-        "ignore_order": bool(standard.get("ignore_order")),
-    }
+    return {"results": results, "columns": columns, "ignore_order": bool(standard.get("ignore_order"))}
 
 
 def _counted_columns(listed: Any, n_results: int) -> list[list[int]]:

@@ -67,12 +67,7 @@ def _acceptance(selected: pl.DataFrame, title: str, column: str, order: Sequence
     counts = by_value.agg(made=pl.len(), right=n_right, kept=n_kept)
     rows = {}
     for value, made, right, kept in counts.iter_rows():
-        rows[value] = {
-            title: value,
-            "made": made,
-            "right": right,
-            "kept": kept,
-        }
+        rows[value] = {title: value, "made": made, "right": right, "kept": kept}
     values = order or sorted(rows)
     return [rows[value] for value in values if value in rows]
 

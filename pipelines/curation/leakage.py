@@ -35,11 +35,7 @@ def _normalised_text(example: Example) -> tuple[str, ...] | str:
 
 KeyOf = Callable[[Example], Any]
 # The part of a question that a leak of each kind repeats, the strictest kind first.
-KEYS: dict[str, KeyOf] = {
-    "exact": _exact_text,
-    "normalised": _normalised_text,
-    "sql": example_shape,
-}
+KEYS: dict[str, KeyOf] = {"exact": _exact_text, "normalised": _normalised_text, "sql": example_shape}
 
 
 def database_names(held_out: Iterable[Example]) -> Callable[[Database], str]:

@@ -401,11 +401,7 @@ class _StreamedAnswer:
         }
         choices = []
         if self.has_choice:
-            choice = {
-                "message": message,
-                "finish_reason": self.finish_reason,
-                "stop_reason": self.stop_reason,
-            }
+            choice = {"message": message, "finish_reason": self.finish_reason, "stop_reason": self.stop_reason}
             choices.append(choice)
         return {"choices": choices, "usage": self.usage}
 
@@ -436,11 +432,7 @@ def _add_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
             begun = call  # the last of that number
     has_ids = begun is not None and begun["id"] and call_id
     if begun is None or (has_ids and call_id != begun["id"]):
-        begun = {
-            "index": number,
-            "id": call_id,
-            "function": {"name": "", "arguments": ""},
-        }
+        begun = {"index": number, "id": call_id, "function": {"name": "", "arguments": ""}}
         calls.append(begun)
     function = piece.get("function") or {}
     begun["function"]["name"] += function.get("name") or ""

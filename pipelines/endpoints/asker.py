@@ -309,10 +309,7 @@ class Asker:
                 prompt_tokens += prompt
                 completion_tokens += completion
             malformed = Answer(
-                text="",
-                kind="malformed",
-                prompt_tokens=prompt_tokens,
-                completion_tokens=completion_tokens,
+                text="", kind="malformed", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             answer = self._keep(malformed, key, sample)
         finally:
@@ -326,11 +323,7 @@ class Asker:
         """Write an answer to the log, if there is one, and count it as bought."""
         if self.log is not None:
             used = (answer.prompt_tokens, answer.completion_tokens)
-            record = {
-                "model": self.endpoint.model,
-                "sample": sample,
-                **dataclasses.asdict(answer),
-            }
+            record = {"model": self.endpoint.model, "sample": sample, **dataclasses.asdict(answer)}
             self.log.append(key, used, record)
         self.bought.requests += 1
         self.bought.prompt_tokens += answer.prompt_tokens

@@ -130,10 +130,7 @@ class Ledger:
             if row["event"] in DECIDING and row["decision"] == "promoted" and row_tier == tier:
                 challenger = row["challenger"]
                 champion = Champion(
-                    stage=challenger["stage"],
-                    key=challenger["key"],
-                    batches=tuple(row["learned"]),
-                    night=number,
+                    stage=challenger["stage"], key=challenger["key"], batches=tuple(row["learned"]), night=number
                 )
                 stack.append(champion)
             elif row["event"] == "rollback" and row_tier in (tier, PROD):

@@ -32,11 +32,7 @@ Walk = Callable[[Recipe, Store, Sequence[Step], str], list[StageResult]]
 CURATION = ("data", "test", "leakage", "synthesize", "filter", "gold_schema")
 RETRAINING = ("filter", "gold_schema", "sft", "difficulty", "grpo")  # stages that are made on a union
 Keys = Mapping[str, str]  # names of finished stages -> their keys
-NOTHING_NEW: dict[str, Any] = {
-    "decision": "nothing",
-    "reason": "no new questions",
-    "new": [],
-}
+NOTHING_NEW: dict[str, Any] = {"decision": "nothing", "reason": "no new questions", "new": []}
 
 
 @dataclass(frozen=True)
@@ -209,12 +205,7 @@ def _training_recipe(context: NightContext, start: Champion | None, data_key: st
     difficulty = recipe.difficulty
     if n_sources != len(recipe.data.rl):
         difficulty = difficulty.model_copy(update={"explore_parts": ()})
-    changes = {
-        "stages": stages,
-        "data": data,
-        "model": model,
-        "difficulty": difficulty,
-    }
+    changes = {"stages": stages, "data": data, "model": model, "difficulty": difficulty}
     return recipe.model_copy(update=changes)
 
 

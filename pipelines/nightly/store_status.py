@@ -22,11 +22,7 @@ def store_status(store: Store) -> dict[str, Any]:
     recipes = {}
     for name, ledger in ledgers(store).items():
         recipes[name] = _recipe_status(ledger)
-    return {
-        "store": str(store.root),
-        "running": running,
-        "recipes": recipes,
-    }
+    return {"store": str(store.root), "running": running, "recipes": recipes}
 
 
 def _claims_of_runs(store: Store) -> list[Values]:
@@ -71,11 +67,7 @@ def _recipe_status(ledger: Ledger) -> dict[str, Any]:
     for line in lines:
         if line["event"] == "night":
             accuracy = line.get("numbers", {}).get("challenger_ex")
-            night = {
-                "at": line["at"],
-                "decision": line["decision"],
-                "ex": accuracy,
-            }
+            night = {"at": line["at"], "decision": line["decision"], "ex": accuracy}
             nights.append(night)
     champions: dict[str, str | None] = dict.fromkeys(TIERS)
     for tier in TIERS:

@@ -55,11 +55,7 @@ class Item:
     @property
     def texts(self) -> dict[str, str]:
         """Its texts that a review may mend, by field."""
-        return {
-            "question": self.example.question,
-            "sql": self.example.gold_sql,
-            "evidence": self.example.evidence,
-        }
+        return {"question": self.example.question, "sql": self.example.gold_sql, "evidence": self.example.evidence}
 
 
 def item_of(

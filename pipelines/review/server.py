@@ -48,11 +48,7 @@ class ReviewApp:
             Route("/v1/review", guarded(access, self._state)),
             Route("/v1/item", guarded(access, self._item)),
         ]
-        actions = {
-            "/v1/run": self._run,
-            "/v1/decide": self._decide,
-            "/v1/write": self._write,
-        }
+        actions = {"/v1/run": self._run, "/v1/decide": self._decide, "/v1/write": self._write}
         for path, action in actions.items():
             routes.append(Route(path, guarded(access, action), methods=["POST"]))
         return Starlette(routes=routes, lifespan=self._lifespan)
@@ -77,16 +73,8 @@ class ReviewApp:
         for key, item in review.items.items():
             choice = review.choice(key)
             items.append([key, item.is_doubted, choice])
-        file_names = {
-            "out": review.files.out.name,
-            "rejected": review.files.rejected.name,
-        }
-        state = {
-            "title": review.title,
-            "corrects": review.corrects is not None,
-            "files": file_names,
-            "items": items,
-        }
+        file_names = {"out": review.files.out.name, "rejected": review.files.rejected.name}
+        state = {"title": review.title, "corrects": review.corrects is not None, "files": file_names, "items": items}
         return JSONResponse(state)
 
     async def _item(self, request: Request, user: str) -> Response:

@@ -84,13 +84,7 @@ def result_event(sql: str, result: ExecutionResult) -> Event:
     else:
         columns = _json_row(result.columns)
         rows = [_json_row(row) for row in result.rows]
-    return {
-        "type": "answer",
-        "sql": sql,
-        "columns": columns,
-        "rows": rows,
-        "more": bool(result.truncated),
-    }
+    return {"type": "answer", "sql": sql, "columns": columns, "rows": rows, "more": bool(result.truncated)}
 
 
 def error_event(message: str) -> Event:
@@ -278,9 +272,4 @@ def _step_events(step: EpisodeEvent) -> Iterator[Event]:
         inside_tags = re.fullmatch(r"\s*<(\w+)>\s*(.*?)\s*</\1>.*", text, re.DOTALL)
         if inside_tags:  # the tags that the protocol puts around an observation
             text = inside_tags[2]
-        yield {
-            "type": "result",
-            "text": text,
-            "rows": step.turn.n_rows,
-            "error": step.turn.error_class,
-        }
+        yield {"type": "result", "text": text, "rows": step.turn.n_rows, "error": step.turn.error_class}

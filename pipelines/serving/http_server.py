@@ -91,11 +91,7 @@ class Service:
         for path, handler, methods in handlers:
             endpoint = guarded(self.access, handler, self.metrics.denied)
             routes.append(Route(path, endpoint, methods=[*methods, "OPTIONS"]))
-        return Starlette(
-            routes=routes,
-            lifespan=self._lifespan,
-            exception_handlers={HTTPException: refuse_unknown},
-        )
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: refuse_unknown})
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -134,12 +130,7 @@ class Service:
 
     def _model_entry(self) -> dict[str, Any]:
         """The model that answers now, as OpenAI's protocol lists models."""
-        return {
-            "id": self.agent.model().name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "sqltrain",
-        }
+        return {"id": self.agent.model().name, "object": "model", "created": 0, "owned_by": "sqltrain"}
 
     async def _model(self, request: Request, user: str) -> Response:
         entry = self._model_entry()
@@ -161,11 +152,7 @@ class Service:
             "more_tables": len(schema.tables) - len(tables),
             "questions": questions_to_try(schema),
         }
-        content = {
-            "object": "list",
-            "data": [self._model_entry()],
-            "sqltrain": for_page,
-        }
+        content = {"object": "list", "data": [self._model_entry()], "sqltrain": for_page}
         return JSONResponse(content)
 
     async def _chat(self, request: Request, user: str) -> ASGIApp:

@@ -92,11 +92,7 @@ class SqlTool:
             schema = {"type": "object", "properties": fields, "required": ["question"]}
             described.append({"name": ASK, "description": ASK_DESCRIPTION, "inputSchema": schema})
         if len(self._databases) > 1:
-            names = {
-                "type": "string",
-                "description": "The database to query",
-                "enum": list(self._databases),
-            }
+            names = {"type": "string", "description": "The database to query", "enum": list(self._databases)}
             for tool in described:
                 schema = tool["inputSchema"]
                 schema["properties"] = {**schema["properties"], DATABASE: names}
@@ -198,11 +194,7 @@ class SqlTool:
                 last = event
         if last.get("type") != "answer":
             return {"error": str(last.get("message"))}
-        answer = {
-            "sql": last["sql"],
-            "columns": last["columns"],
-            "data": last["rows"][: self._rows],
-        }
+        answer = {"sql": last["sql"], "columns": last["columns"], "data": last["rows"][: self._rows]}
         if last["more"] or len(last["rows"]) > self._rows:
             answer["more"] = True
         return answer

@@ -199,13 +199,7 @@ def chunk(id: str, model: str, created: int, event: Event | None) -> dict[str, A
     if event is not None:
         choice["delta"] = {"role": "assistant", **_delta(event)}
         choice["finish_reason"] = None
-    return {
-        "id": id,
-        "object": "chat.completion.chunk",
-        "created": created,
-        "model": model,
-        "choices": [choice],
-    }
+    return {"id": id, "object": "chat.completion.chunk", "created": created, "model": model, "choices": [choice]}
 
 
 def usage_chunk(id: str, model: str, created: int) -> dict[str, Any]:

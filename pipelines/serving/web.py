@@ -105,12 +105,7 @@ def error_response(
 ) -> Response:
     """An error as OpenAI's protocol has it, so that its clients show the message."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    body = {
-        "message": message,
-        "type": kind,
-        "param": param or None,
-        "code": code or status,
-    }
+    body = {"message": message, "type": kind, "param": param or None, "code": code or status}
     return JSONResponse({"error": body}, status, headers=headers)
 
 
@@ -158,11 +153,7 @@ def page(path: Path) -> Response:
             digest_text = base64.b64encode(digest).decode()
             sources.append(f"'sha256-{digest_text}'")
         policy += f"; {tag}-src {' '.join(sources)}"
-    headers = {
-        "Content-Security-Policy": policy,
-        "X-Content-Type-Options": "nosniff",
-        "Cache-Control": "no-store",
-    }
+    headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
     return HTMLResponse(text, headers=headers)
 
 

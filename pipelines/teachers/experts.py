@@ -45,12 +45,7 @@ _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 def conversation(rules: str, schema: Schema, question: str, hint: str, **parts: str) -> tuple[Message, ...]:
     """The rules as the system's message; schema, question, hint and further parts under their names as the user's."""
-    headings = {
-        "Schema": render(schema, "ddl"),
-        "Question": question,
-        "Hint": hint or "none",
-        **parts,
-    }
+    headings = {"Schema": render(schema, "ddl"), "Question": question, "Hint": hint or "none", **parts}
     text = under_headings(headings.items())
     return (("system", rules), ("user", text))
 
@@ -237,11 +232,7 @@ class GradeSource:
         used = self._asker.take_used()
         failed = self._failed
         self._failed = 0
-        return {
-            "judge_answers": used["answers"],
-            "judge_cost": used["cost"],
-            "judge_failed": float(failed),
-        }
+        return {"judge_answers": used["answers"], "judge_cost": used["cost"], "judge_failed": float(failed)}
 
 
 # Schema experts behind endpoints: the linker of a question, and the extractor of a gold SQL's tables and columns.
@@ -409,10 +400,7 @@ def choose_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Sign
         example, candidates = cases[case]
         for first, second in _both_orders(len(groups)):
             pairings.append(Pairing(case, first, second))
-            index_by_name = {
-                "Query A": groups[first][0],
-                "Query B": groups[second][0],
-            }
+            index_by_name = {"Query A": groups[first][0], "Query B": groups[second][0]}
             prompts.append(_compare(CHOOSE, example, candidates, index_by_name, schemas))
     answers = asker.ask_all(prompts)
     texts = answer_texts(answers)

@@ -152,11 +152,7 @@ class Inventor:
         examples = []
         for (draft, question), level, pair, verdict in zip(worded, levels, pairs, verdicts, strict=True):
             agrees = verdict.scores.get(EQUALITY) == 1.0 and not verdict.broken
-            vote = {
-                "by": self.checker.name,
-                "sql": pair.predicted_sql or "",
-                "agrees": agrees,
-            }
+            vote = {"by": self.checker.name, "sql": pair.predicted_sql or "", "agrees": agrees}
             meta = {
                 "style": draft.style,
                 "teacher": self.teacher.name,
