@@ -74,6 +74,8 @@ def test_more_semicolons_are_an_error_where_the_official_script_has_one(engine, 
     others = ["test_suite", "strict", "strict_nonempty", "proved"]  # the script of `test_suite` cuts the text first
     (verdict,) = engine.verdicts([Pair(shop, gold, gold + behind)], HANDED_ON + others)
     assert verdict.scores == dict.fromkeys(HANDED_ON, official) | dict.fromkeys(others, 1.0)
+    (timed,) = engine.verdicts([Pair(shop, gold, gold + behind)], ["r_ves"])  # its reward depends on the clock
+    assert (timed.scores["r_ves"] > 0) == (official > 0)
     # Python's sqlite3 is no judge of other engines.
     (verdict,) = engine.verdicts([Pair(duckdb_shop, gold, gold + ";;")], ["bird", "strict"])
     assert verdict.scores == {"bird": 1.0, "strict": 1.0}
