@@ -50,8 +50,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "training/advantages.py::estimate_advantages": [
             Fault(
                 "the batch's mean for the baseline of the others",
-                'rewards.nanmean() if baseline == "batch"',
-                'rewards.nanmean() if baseline != "group"',
+                'if baseline == "batch":',
+                'if baseline != "group":',
             ),
             Fault("the mean added", "centred = grouped - mean\n", "centred = grouped + mean\n"),
             Fault("no leave-one-out factor", 'if baseline == "others":  # r -', 'if baseline == "none":  # r -'),
@@ -62,14 +62,14 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
             Fault(
                 "the group's and the batch's deviation exchanged",
-                '_deviation(grouped if scale == "group" else',
-                '_deviation(grouped if scale != "group" else',
+                'compared = grouped if scale == "group" else',
+                'compared = grouped if scale != "group" else',
             ),
-            Fault("no epsilon", "centred / (spread.unsqueeze(1) + EPS)", "centred / (spread.unsqueeze(1))"),
+            Fault("no epsilon", "centred / (spread + EPS)", "centred / spread"),
             Fault(
                 "an advantage for rewards without a signal",
-                "where(has_signal(rewards, group, baseline), 0.0)",
-                "where(~rewards.isnan(), 0.0)",
+                "teaches = has_signal(rewards, group, baseline)",
+                "teaches = ~rewards.isnan()",
             ),
         ],
         "training/advantages.py::turn_advantages": [
@@ -94,18 +94,20 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "(earned - baseline) * (others > 0)",
                 "(earned - baseline) * (others >= 0)",
             ),
-            Fault("a signal for rewards that are equal", "is_paid & (centred.abs() > SAME)", "is_paid"),
+            Fault(
+                "a signal for rewards that are equal", "teaches = is_paid & (centred.abs() > SAME)", "teaches = is_paid"
+            ),
         ],
         "training/advantages.py::zero_variance": [
             Fault(
                 "no group has equal rewards",
-                "_deviation(rewards.view(-1, group)) <= SAME",
-                "_deviation(rewards.view(-1, group)) < 0",
+                "_deviation(grouped) <= SAME",
+                "_deviation(grouped) < 0",
             ),
         ],
         "training/advantages.py::_deviation": [
             Fault(
-                "the deviation over n, not n - 1", "/ (count - 1).clamp(min=1)).sqrt()", "/ count.clamp(min=1)).sqrt()"
+                "the deviation over n, not n - 1", "squares / (count - 1).clamp(min=1)", "squares / count.clamp(min=1)"
             ),
         ],
         "training/advantages.py::has_signal": [
@@ -367,7 +369,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "training/micro_batches.py::without_padding": [
             Fault(
                 "padding cut by the longest prompt",
-                "keep = mask.size(1) - int(prompt_lengths.min())",
+                "keep = mask.size(1) - shortest_prompt",
                 "keep = mask.size(1) - int(prompt_lengths.max())",
             ),
         ],
@@ -636,9 +638,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
         ],
         "evaluation/metrics.py::by_question": [
-            Fault(
-                "samples in the order of the file", "sorted(members, key=lambda record: record.sample)", "list(members)"
-            ),
+            Fault("samples in the order of the file", "members.sort(key=lambda record: record.sample)", "pass"),
             Fault(
                 "broken episodes counted", "groups = group(unbroken(records), lambda", "groups = group(records, lambda"
             ),
@@ -874,13 +874,13 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
             Fault(
                 "tokens of equal probability kept",
-                "torch.where(probs > own, probs, 0.0)",
-                "torch.where(probs >= own, probs, 0.0)",
+                "torch.where(probs > drawn, probs, 0.0)",
+                "torch.where(probs >= drawn, probs, 0.0)",
             ),
             Fault("one random number used twice", "uniform[outside, 1]", "uniform[outside, 0]"),
         ],
         "rollout/decoding.py::uniforms": [
-            Fault("the same number at every position", "seeds + _GOLDEN) + positions * _GOLDEN", "seeds + _GOLDEN)"),
+            Fault("the same number at every position", "_mix(stream + positions * _GOLDEN)", "_mix(stream)"),
         ],
     },
     "episode rollout_engine": {
@@ -1361,8 +1361,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "recipe/recipes.py::laid_over": [
             Fault(
                 "a mapping replaced, not merged",
-                "laid_over(known, value) if isinstance(known, dict) and isinstance(value, dict) else value",
-                "value",
+                "merged[key] = laid_over(known, value)",
+                "pass",
             ),
             Fault(
                 "the base changed in place", "    merged = dict(base)\n    for key", "    merged = base\n    for key"
@@ -1390,8 +1390,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "recipe/recipes.py::_merge": [
             Fault(
                 "steps that a file sets beside epochs",
-                '"steps" in grpo and "epochs" not in grpo and',
-                '"steps" in grpo and',
+                '"steps" in grpo and "epochs" not in grpo\n',
+                '"steps" in grpo\n',
             ),
         ],
         "recipe/recipes.py::_set": [
@@ -1443,8 +1443,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "recipe/recipes.py::_put_benchmarks": [
             Fault(
                 "benchmarks replaced, not added",
-                "        benchmarks += listed_there\n",
-                "        benchmarks = listed_there\n",
+                "benchmarks += _benchmarks_of(entry)",
+                "benchmarks = _benchmarks_of(entry)",
             ),
         ],
     },

@@ -58,3 +58,11 @@ class TrainingError(BoundaryError):
 
 class StoppedError(TrainingError):
     """Training was asked to stop and left a checkpoint: no other attempt is made."""
+
+
+def first_line(error: object) -> str:
+    """The first line of a library's error; the name of its class if it says nothing."""
+    text = str(error).strip()
+    if not text:
+        return type(error).__name__
+    return text.splitlines()[0]

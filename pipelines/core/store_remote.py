@@ -22,6 +22,8 @@ PLAIN_NAME = re.compile(r"\w[\w.@-]{0,99}", re.ASCII)  # name of a kind of stage
 JSON_BYTES = 256 * 2**20  # most bytes of a manifest; that of a hundred thousand files has some 15 MB
 SIDE_BYTES = 64 * 2**20  # most bytes of a file that no manifest lists: curves of wall-clock times, a contract's page
 LINKED = ("databases", "parts")  # the folders of a stage that hold links: to databases, and to the parts of a union
+LONGEST_PATH = 1000  # characters of a name in a stage's folder
+LONGEST_STEP = 255  # bytes of one step of it: the limit of file systems
 
 
 class Remote:
@@ -77,15 +79,17 @@ class Remote:
                 return
             shutil.rmtree(work)  # an earlier, refused pull may have left links
             work.mkdir()
+            n_bytes = sum(sizes[name] for name in names)
             try:
-                require_room(work, MIN_FREE_MB + sum(sizes[name] for name in names) // 2**20)
+                require_room(work, MIN_FREE_MB + n_bytes // 2**20)
             except ResourceError as error:
                 raise DataError(f"{remote_folder}: {error.message}", error.hint) from None
             for name in sorted(names):
                 self.get(f"{remote_folder}/{name}", path_inside(work, name))
             for name, claim in claims.items():
                 path = path_inside(work, name)
-                if path.stat().st_size != claim["bytes"] or sha256(path) != claim["sha256"]:
+                is_whole = path.stat().st_size == claim["bytes"] and sha256(path) == claim["sha256"]
+                if not is_whole:
                     problem = f"{name} of {remote_folder} is damaged in {self.url}"
                     raise DataError(problem, "Remove it there and push it again.")
             for name, target in links.items():
@@ -102,7 +106,9 @@ class Remote:
             raise refused(f"{remote_folder}/{name}", "it is missing")
         content = self.read(f"{remote_folder}/{MANIFEST}", sizes[MANIFEST])
         manifest = parse_json(content, f"{remote_folder}/{MANIFEST}")
-        if not isinstance(manifest, dict) or manifest.get("stage") != stage or manifest.get("key") != key:
+        if not isinstance(manifest, dict):
+            raise refused(remote_folder, "its manifest is another stage's")
+        if (manifest.get("stage"), manifest.get("key")) != (stage, key):
             raise refused(remote_folder, "its manifest is another stage's")
         claims = manifest.get("files")
         if not isinstance(claims, dict):
@@ -110,14 +116,13 @@ class Remote:
         for name, claim in claims.items():
             if not _is_below(name):
                 raise refused(remote_folder, f"{name!r} points out of its folder")
-            size = claim.get("bytes") if isinstance(claim, dict) else None
-            digest = claim.get("sha256") if isinstance(claim, dict) else None
-            if not (isinstance(size, int) and size >= 0 and isinstance(digest, str)):
+            if not _is_claim(claim):
                 raise refused(remote_folder, f"its manifest gives no size or digest of {name!r}")
-            if sizes.get(name) != size:
-                raise refused(
-                    remote_folder, f"{name!r} has {sizes.get(name, 'no')} bytes, and its manifest says {size}"
-                )
+            claimed = claim["bytes"]
+            size = sizes.get(name)
+            if size != claimed:
+                n_bytes = "no" if size is None else size
+                raise refused(remote_folder, f"{name!r} has {n_bytes} bytes, and its manifest says {claimed}")
         return content, claims, sizes
 
     def files_below(self, place: str) -> dict[str, int]:
@@ -154,10 +159,21 @@ class Remote:
         try:
             return do()
         except Exception as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            words = " ".join(str(error).split())
+            reason = words[:200] or type(error).__name__
             raise ResourceError(
                 f"{self.url}: {reason}", "Look at the address, the credentials and the network."
             ) from None
+
+
+def _is_claim(value: Any) -> bool:
+    """Whether a manifest's entry of a file has a size in bytes and a digest."""
+    if not isinstance(value, dict):
+        return False
+    size = value.get("bytes")
+    if not isinstance(size, int) or size < 0:
+        return False
+    return isinstance(value.get("sha256"), str)
 
 
 def _side_files(sizes: Mapping[str, int]) -> set[str]:
@@ -174,17 +190,21 @@ def _check_links(links: Any, claims: Mapping[str, Any], remote_folder: str, stor
     """Refuse links that lead elsewhere than to a database, or to a part of a union in the same store."""
     if not isinstance(links, dict):
         raise refused(remote_folder, "its links are no mapping")
+    stage, _, key = remote_folder.partition("/")
     for name, target in links.items():
-        parts = PurePosixPath(name).parts if _is_below(name) else ()
-        if len(parts) < 2 or parts[0] not in LINKED:
+        steps: tuple[str, ...] = ()
+        if _is_below(name):
+            steps = PurePosixPath(name).parts
+        if len(steps) < 2 or steps[0] not in LINKED:
             raise refused(remote_folder, f"the link {name!r} points out of its folder's {' and '.join(LINKED)}")
         if not isinstance(target, str) or "\0" in target:
             raise refused(remote_folder, f"the link {name!r} leads nowhere")
-        if name in claims or any(other.startswith(f"{name}/") for other in (*claims, *links)):
+        holds_files = any(other.startswith(f"{name}/") for other in (*claims, *links))
+        if name in claims or holds_files:
             raise refused(remote_folder, f"the link {name!r} stands where a file is to lie")
         if not os.path.isabs(target):
-            stage, _, key = remote_folder.partition("/")
-            path = Path(os.path.normpath(store.folder(stage, key) / PurePosixPath(name).parent / target))
+            folder = store.folder(stage, key) / PurePosixPath(name).parent
+            path = Path(os.path.normpath(folder / target))
             if not path.is_relative_to(store.root / stage):
                 raise refused(remote_folder, f"the link {name!r} points out of the store")
 
@@ -221,19 +241,33 @@ def parse_json(content: bytes, what: str) -> Any:
 
 def path_inside(work: Path, name: str) -> Path:
     """A file's path in a work folder, refused if it leads out of it, links on the way followed."""
+    path = work / name
     try:
-        path = work / name
-        below = _is_below(name) and path.resolve().is_relative_to(work.resolve()) and not path.is_symlink()
-        if below and not any(folder.is_file() for folder in path.parents):
+        if _is_below(name) and _is_inside(path, work):
             return path
     except (OSError, ValueError):  # no file's name
         pass
     raise refused(work.name, f"{name!r} points out of its folder")
 
 
+def _is_inside(path: Path, work: Path) -> bool:
+    """Whether a path that is no link lies in a work folder, links on the way followed, and below folders alone."""
+    if path.is_symlink() or not path.resolve().is_relative_to(work.resolve()):
+        return False
+    return not any(folder.is_file() for folder in path.parents)
+
+
 def _is_below(name: Any) -> bool:
     """Whether a name is a relative path without a step up, of characters that a terminal shows as they are."""
-    if not isinstance(name, str) or not name or not name.isprintable() or "\\" in name or len(name) > 1000:
+    if not isinstance(name, str) or not name or len(name) > LONGEST_PATH:
         return False
-    parts = name.split("/")
-    return all(part not in ("", ".", "..") and len(part.encode("utf-8", "replace")) <= 255 for part in parts)
+    if not name.isprintable() or "\\" in name:
+        return False
+    return all(map(_is_step_down, name.split("/")))
+
+
+def _is_step_down(step: str) -> bool:
+    """Whether one step of a path leads to a file or a folder, by a name that file systems take."""
+    if step in ("", ".", ".."):
+        return False
+    return len(step.encode("utf-8", "replace")) <= LONGEST_STEP

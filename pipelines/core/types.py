@@ -100,24 +100,13 @@ class Annotations:
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> "Annotations":
         """The annotations among the fields of an example's `meta`."""
-        ambiguities = []
-        for entry in _mappings(meta.get("ambiguities")):
-            term = str(entry.get("term", ""))
-            ambiguities.append(Ambiguity(term, str(entry.get("means")), bool(entry.get("critical"))))
-        filters = None
-        if meta.get("filters") is not None:
-            filters = tuple(
-                StoredValueFilter(entry["table"], entry["column"], entry.get("asked"), entry["stored"])
-                for entry in _mappings(meta["filters"])
-                if {"table", "column", "stored"} <= entry.keys()
-            )
         return cls(
             difficulty=str(meta.get("difficulty", "")),
             interaction=meta.get("interaction"),
             needs_probe=meta.get("needs_probe"),
-            filters=filters,
+            filters=_stored_value_filters(meta.get("filters")),
             reads=meta.get("reads"),
-            ambiguities=tuple(ambiguities),
+            ambiguities=_ambiguities(meta.get("ambiguities")),
             gold_sqls=tuple(meta.get(GOLD_SQLS, ())),
             gold_results=meta.get("gold_results"),
             corrected=meta.get("corrected"),
@@ -153,6 +142,27 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
     if not isinstance(value, list | tuple):
         return []
     return [entry for entry in value if isinstance(entry, Mapping)]
+
+
+def _stored_value_filters(value: Any) -> tuple[StoredValueFilter, ...] | None:
+    """Filters from their JSON form; None for none, and without those that lack a field."""
+    if value is None:
+        return None
+    filters = []
+    for entry in _mappings(value):
+        if {"table", "column", "stored"} <= entry.keys():
+            filters.append(StoredValueFilter(entry["table"], entry["column"], entry.get("asked"), entry["stored"]))
+    return tuple(filters)
+
+
+def _ambiguities(value: Any) -> tuple[Ambiguity, ...]:
+    """Ambiguities from their JSON form."""
+    ambiguities = []
+    for entry in _mappings(value):
+        term = str(entry.get("term", ""))
+        means = str(entry.get("means"))
+        ambiguities.append(Ambiguity(term, means, critical=bool(entry.get("critical"))))
+    return tuple(ambiguities)
 
 
 def _schema_items(value: Any) -> SchemaItems | None:
@@ -303,7 +313,8 @@ class Trajectory:
     @property
     def well_formed(self) -> bool:
         """Whether every turn is well-formed and a final SQL is present (the reward panels' meaning of format)."""
-        return self.final_sql is not None and all(turn.action.format_error is None for turn in self.turns)
+        has_error = any(turn.action.format_error is not None for turn in self.turns)
+        return self.final_sql is not None and not has_error
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -362,7 +373,8 @@ def from_dict(kind: type[Record], value: Mapping[str, Any]) -> Record:
 def write_jsonl(path: Path, records: Iterable[Any]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for record in records:
-            file.write(json.dumps(to_dict(record), ensure_ascii=False, separators=(",", ":")) + "\n")
+            text = json.dumps(to_dict(record), ensure_ascii=False, separators=(",", ":"))
+            file.write(f"{text}\n")
 
 
 def read_jsonl(path: Path, kind: type[Record]) -> Iterator[Record]:
@@ -429,11 +441,16 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
     """
     if not isinstance(row, dict):
         raise BadRow("not_an_object", f"a {type(row).__name__} where an object was expected")
-    values = {name: row[name] for name in names if row.get(name) is not None}
-    texts = [value.strip() for value in values.values() if isinstance(value, str)]
-    if values and not texts:
-        name, value = next(iter(values.items()))
-        raise BadRow("wrong_type", f"{name} is a {type(value).__name__}, not text")
+    texts = []
+    others = []  # fields with a value that is no text
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, str):
+            texts.append(value.strip())
+        elif value is not None:
+            others.append(f"{name} is a {type(value).__name__}, not text")
+    if others and not texts:
+        raise BadRow("wrong_type", others[0])
     text: str = next(filter(None, texts), "")
     if not is_valid_unicode(text):
         raise BadRow("invalid_unicode", f"{names[0]} holds half a character, which no file or database takes")
@@ -461,13 +478,19 @@ def gold_queries(row: Any, *names: str) -> tuple[str, dict[str, Any]]:
 def history_field(row: Mapping[str, Any]) -> History:
     """The list `history` of a row, [question, SQL] pairs; [] if it has none."""
     history = row.get("history") or []
-    for pair in history if isinstance(history, list) else [None]:
-        texts = pair if isinstance(pair, list) and len(pair) == 2 else [None]
-        if not all(isinstance(text, str) and is_valid_unicode(text) for text in texts):
-            raise BadRow("bad_history", "history is a list of [question, SQL] pairs")
+    if not isinstance(history, list) or not all(map(_is_pair_of_texts, history)):
+        raise BadRow("bad_history", "history is a list of [question, SQL] pairs")
     return history
+
+
+def _is_pair_of_texts(value: Any) -> bool:
+    """Whether a value is [question, SQL]."""
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return all(isinstance(text, str) and is_valid_unicode(text) for text in value)
 
 
 def is_plain_name(id: str) -> bool:
     """Whether a database's name may be part of a path, also with a suffix."""
-    return bool(re.fullmatch(r"[\w.+ -]+", id)) and not id.startswith(".") and len(id.encode()) <= LONGEST_NAME
+    has_plain_letters = bool(re.fullmatch(r"[\w.+ -]+", id))
+    return has_plain_letters and not id.startswith(".") and len(id.encode()) <= LONGEST_NAME

@@ -9,11 +9,11 @@ import math
 import operator
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pipelines.core.registry import METRICS, metric
 from pipelines.core.types import ABSTENTION, StopReason, is_abstention
-from pipelines.evaluation.record import EpisodeRecord, Mode, text_digest
+from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, text_digest
 from pipelines.evaluation.stats import Estimate, estimate
 from pipelines.evaluation.voting import PLAIN, Candidate, Rule, majority_at_k
 
@@ -64,7 +64,9 @@ def group(records: Iterable[EpisodeRecord], key: Callable[[EpisodeRecord], Key])
 def by_question(records: Iterable[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:
     """Unbroken records by question, each group in the order of its samples."""
     groups = group(unbroken(records), lambda record: record.example_id)
-    return {example: sorted(members, key=lambda record: record.sample) for example, members in groups.items()}
+    for members in groups.values():
+        members.sort(key=lambda record: record.sample)
+    return groups
 
 
 def mean_by_question(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> Estimate | None:
@@ -120,7 +122,8 @@ def accuracy_with_broken(records: Sequence[EpisodeRecord], equality: str) -> flo
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """The chance that k of n samples hold a correct one: 1 - C(n - c, k) / C(n, k) (Chen et al., 2021, equation 1)."""
-    if not (0 <= correct <= n and 1 <= k <= n):
+    is_possible = 0 <= correct <= n and 1 <= k <= n
+    if not is_possible:
         raise ValueError(f"no pass@{k} of {correct} right in {n}")
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
@@ -165,15 +168,16 @@ def k_point(
 
 def candidates(members: Iterable[EpisodeRecord], equality: str) -> list[Candidate]:
     """A question's samples as voters."""
-    return [
-        Candidate(
+    voters = []
+    for record in members:
+        voter = Candidate(
             record.sample,
             record.signature,
             empty=record.executable and record.n_rows == 0,  # failures are ruled by `failing` alone
             score=record.score(equality),
         )
-        for record in members
-    ]
+        voters.append(voter)
+    return voters
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -236,13 +240,15 @@ def measured(
 # Metrics that episodes have a value of, each declared once: for the registry and its tables, for the slices of a
 # summary, and for the measures of sweeps (`measures.py`).
 
+Fold = Callable[[Iterable[EpisodeRecord], Value, int], Measure | None]  # records, their value, seed -> figure
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpisodeMetric:
     """A value of each episode, and the figure that the values of several become."""
 
     value: Value  # value of an episode; episodes whose value is None are left out
-    fold: Callable[[Iterable[EpisodeRecord], Value, int], Measure | None]
+    fold: Fold
     measure: str  # name among the measures of a sweep
 
 
@@ -251,22 +257,31 @@ EPISODE_METRICS: dict[str, EpisodeMetric] = {}
 
 def _declare(
     name: str,
-    fold: Callable[[Iterable[EpisodeRecord], Value, int], Measure | None],
+    fold: Fold,
     title: str,
     about: str,
+    *,
     value: Value | None = None,
     table: str = "behaviour",
     measure: str = "",
-    field: str = "",
 ) -> None:
-    """Declare a metric; its value is by default the field of the record that bears its name, or of `field`."""
-    read: Value = value or operator.attrgetter(field or name)
+    """Declare a metric.
 
-    @metric(name, unit="mean" if fold is cost else "percent", title=title, about=about, table=table)
+    Args:
+        title: head of its column.
+        about: what it is, for the table's key.
+        value: the value of an episode; by default the field of the record that bears the metric's name.
+        table: the report's table that shows it.
+        measure: its name in sweeps; by default its name with spaces.
+    """
+    episode_value: Value = value or operator.attrgetter(name)
+    unit: Literal["mean", "percent"] = "mean" if fold is cost else "percent"
+
+    @metric(name, unit=unit, title=title, about=about, table=table)
     def _(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Measure | None:
-        return fold(records, read, seed)
+        return fold(records, episode_value, seed)
 
-    EPISODE_METRICS[name] = EpisodeMetric(read, fold, measure or name.replace("_", " "))
+    EPISODE_METRICS[name] = EpisodeMetric(episode_value, fold, measure or name.replace("_", " "))
 
 
 @metric("interaction_match", unit="percent", title="interactions", about="conversations whose every answer is right")
@@ -336,51 +351,111 @@ _declare("tokens_in", cost, "tokens in", "mean prompt and observation tokens")
 _declare("tokens_out", cost, "tokens out", "mean generated tokens")
 # Thinking blocks are counted together (SQL-Trail, figure 5).
 _declare("reasoning_chars", cost, "reasoning", "mean characters of thinking", measure="reasoning")
-_declare("format", mean_by_question, "well-formed", "episodes whose every turn is well-formed", field="well_formed")
-# SkyRL-SQL (6.1, observation 4) calls an agent overconfident that answers by a single statement.
+_declare(
+    "format",
+    mean_by_question,
+    "well-formed",
+    "episodes whose every turn is well-formed",
+    value=lambda record: record.well_formed,
+)
+
+
+def _answers_at_once(record: EpisodeRecord) -> float | None:
+    """1 for an answer by the first statement: SkyRL-SQL (6.1, observation 4) calls such an agent overconfident."""
+    if record.final_sql is None:
+        return None
+    return float(record.tool_calls == 0)
+
+
 _declare(
     "single_statement",
     mean_by_question,
     "single",
     "answers by the first statement, none run before it",
-    lambda record: None if record.final_sql is None else float(record.tool_calls == 0),
+    value=_answers_at_once,
 )
-_declare(  # a probe is a tool call before the answer
+
+
+def _probes_if_needed(record: EpisodeRecord) -> float | None:
+    """1 for a tool call before the answer to a question that needs a look at stored values."""
+    if not record.needs_probe:
+        return None
+    return float(record.tool_calls > 0)
+
+
+_declare(
     "probes",
     mean_by_question,
     "probed",
     "of the questions that need a look at stored values",
-    lambda record: float(record.tool_calls > 0) if record.needs_probe else None,
+    value=_probes_if_needed,
 )
-# The reward hack of TRUST-SQL, 5.4, of agents that have an explore phase.
-_about = "first turns that list every table's columns"
-_declare("listing", mean_by_question, "lists all first", _about, field="lists_first", measure="lists first")
-_declare(  # TRUST-SQL, 3.2
+_declare(  # the reward hack of TRUST-SQL, 5.4, of agents that have an explore phase
+    "listing",
+    mean_by_question,
+    "lists all first",
+    "first turns that list every table's columns",
+    value=lambda record: record.lists_first,
+    measure="lists first",
+)
+
+
+def _has_unverified_name(record: EpisodeRecord) -> float | None:
+    """1 for a proposed schema with a name that nothing had shown (TRUST-SQL, 3.2)."""
+    if record.unverified is None:
+        return None
+    return float(bool(record.unverified))
+
+
+_declare(
     "unverified",
     mean_by_question,
     "unverified",
     "proposed schemas with a name that nothing had shown",
-    lambda record: None if record.unverified is None else float(bool(record.unverified)),
+    value=_has_unverified_name,
 )
-_about = "answers that the engine runs to the end"  # SQL-Trail, equation 8 and table 6's "Syntax Acc"
-_declare("syntax", mean_by_question, "runs", _about, table="likeness", field="executable")
-for _name, _read, _title, _about in (
-    ("table_precision", lambda link: link.tables.precision, "tables P", "precision of the tables named"),
-    ("table_recall", lambda link: link.tables.recall, "tables R", "recall of the gold tables"),
-    ("column_precision", lambda link: link.columns.precision, "columns P", "precision of the columns named"),
-    ("column_recall", lambda link: link.columns.recall, "columns R", "recall of the gold columns"),
-    ("exact", lambda link: float(link.exact), "schema exact", "gold's tables and columns, no more and no fewer"),
-    ("jaccard", lambda link: link.jaccard, "schema Jaccard", "similarity of tables and columns together"),
-):  # SQL-Trail, equation 10
-    _declare(
-        f"linking_{_name}",
-        mean_by_episode,
-        _title,
-        _about,
-        lambda record, read=_read: None if record.linking is None else read(record.linking),  # type: ignore[misc]
-        "likeness",
-        "schema" if _name == "jaccard" else "",
-    )
+_declare(  # SQL-Trail, equation 8 and table 6's "Syntax Acc"
+    "syntax",
+    mean_by_question,
+    "runs",
+    "answers that the engine runs to the end",
+    value=lambda record: record.executable,
+    table="likeness",
+)
+
+
+# Schema linking against the gold schema (SQL-Trail, equation 10).
+
+
+def _declare_linking(name: str, title: str, about: str, value: Callable[[Linking], float], measure: str = "") -> None:
+    """Declare a metric of the episodes that have a gold schema."""
+
+    def linking_value(record: EpisodeRecord) -> float | None:
+        if record.linking is None:
+            return None
+        return value(record.linking)
+
+    _declare(f"linking_{name}", mean_by_episode, title, about, value=linking_value, table="likeness", measure=measure)
+
+
+_declare_linking(
+    "table_precision", "tables P", "precision of the tables named", lambda linking: linking.tables.precision
+)
+_declare_linking("table_recall", "tables R", "recall of the gold tables", lambda linking: linking.tables.recall)
+_declare_linking(
+    "column_precision", "columns P", "precision of the columns named", lambda linking: linking.columns.precision
+)
+_declare_linking("column_recall", "columns R", "recall of the gold columns", lambda linking: linking.columns.recall)
+_declare_linking(
+    "exact", "schema exact", "gold's tables and columns, no more and no fewer", lambda linking: float(linking.exact)
+)
+_declare_linking(
+    "jaccard",
+    "schema Jaccard",
+    "similarity of tables and columns together",
+    lambda linking: linking.jaccard,
+    measure="schema",
+)
 
 
 @metric("linking_n", unit="count", title="episodes with a gold schema", about="what the means are over", table="")
@@ -390,8 +465,13 @@ def linking_n(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 
     return float(count) if count else None
 
 
-_about = "Jaccard similarity of token bigrams with the gold SQL"  # SQL-Trail, equation 9
-_declare("bigrams", mean_by_episode, "bigrams", _about, table="likeness")
+_declare(  # SQL-Trail, equation 9
+    "bigrams",
+    mean_by_episode,
+    "bigrams",
+    "Jaccard similarity of token bigrams with the gold SQL",
+    table="likeness",
+)
 
 
 def data_efficiency(before: float, after: float, examples: int) -> float:

@@ -38,9 +38,15 @@ class Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
-def _beside(**defaults: Any) -> pydantic.BeforeValidator:
+def _with_defaults(**defaults: Any) -> pydantic.BeforeValidator:
     """The defaults of a section at its place, which it keeps where some of its keys are named."""
-    return pydantic.BeforeValidator(lambda given: {**defaults, **given} if isinstance(given, Mapping) else given)
+
+    def add_defaults(given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {**defaults, **given}
+
+    return pydantic.BeforeValidator(add_defaults)
 
 
 def _omit(default: Any) -> Any:
@@ -247,7 +253,7 @@ class Grpo(Section):
     bounds: Annotated[tuple[Amount, Amount], pydantic.AfterValidator(_check_bounds)] | None = None
     sampling: Sampling = Sampling()  # sampling of the episodes.
     # optimiser and schedule.
-    optimizer: Annotated[Optimizer, _beside(**GRPO_RATE)] = Optimizer(**GRPO_RATE)
+    optimizer: Annotated[Optimizer, _with_defaults(**GRPO_RATE)] = Optimizer(**GRPO_RATE)
     # dev questions answered greedily during training, which reveal hacked rewards; 0 for none.
     held_out: Count = 64
     held_out_steps: Positive = 20  # steps between these measurements; the first is before step 1.
@@ -292,15 +298,23 @@ class Benchmark(Source):
     def _named(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        kind, options = values.get("kind"), values.get("options")
-        variant = options.get("variant") if isinstance(options, dict) else None
-        name = "_".join(str(part) for part in (kind or "miniature", variant, values.get("split", "test")) if part)
-        published = READERS[kind].equality if isinstance(kind, str) and kind in READERS else None
-        return {
-            **values,
-            "name": values.get("name") or re.sub(r"[^\w-]", "_", name),
-            "equality": values.get("equality") or published,
-        }
+        named = dict(values)
+        if not values.get("name"):
+            named["name"] = _benchmark_name(values)
+        if not values.get("equality"):
+            kind = values.get("kind")
+            is_known = isinstance(kind, str) and kind in READERS
+            named["equality"] = READERS[kind].equality if is_known else None
+        return named
+
+
+def _benchmark_name(values: Mapping[str, Any]) -> str:
+    """The kind, the variant and the split of a benchmark's settings, as one name."""
+    options = values.get("options")
+    variant = options.get("variant") if isinstance(options, dict) else None
+    words = (values.get("kind") or "miniature", variant, values.get("split", "test"))
+    name = "_".join(str(word) for word in words if word)
+    return re.sub(r"[^\w-]", "_", name)
 
 
 class Data(Section):
@@ -312,7 +326,7 @@ class Data(Section):
     # pools for difficulty scoring and GRPO.
     rl: tuple[Source, ...] = (Source(split="train"),)
     # held-out questions for choices and for GRPO's curve.
-    dev: Annotated[Source, _beside(split="dev")] = Source(split="dev")
+    dev: Annotated[Source, _with_defaults(split="dev")] = Source(split="dev")
     # benchmarks of the reported figures, each with stages of its own; a text names a file of `conf/`
     # (`local/spider_dk`). The first decides about champions and fills sweeps.
     test: Annotated[tuple[Benchmark, ...], pydantic.Field(min_length=1)] = (Benchmark(),)
@@ -443,7 +457,7 @@ class Teacher(Section):
     endpoint: str | None = None
     concurrency: Positive = 16  # requests at once.
     # sampling and token budgets of an endpoint or the policy.
-    sampling: Annotated[Sampling, _beside(temperature=0.7)] = Sampling(temperature=0.7)
+    sampling: Annotated[Sampling, _with_defaults(temperature=0.7)] = Sampling(temperature=0.7)
     error_rate: Share = 0.1  # share of the oracle's episodes with a mistake that it corrects.
     # column -> share of questions in which the oracle guesses a stored value instead of looking.
     guesses: Mapping[str, Share] = pydantic.Field(default_factory=dict)
@@ -467,8 +481,15 @@ class Synthesis(Section):
     @pydantic.field_validator("mix")
     @classmethod
     def _draws_alike(cls, mix: tuple[Teacher, ...], info: pydantic.ValidationInfo) -> tuple[Teacher, ...]:
-        alike = {"sampling": info.data["teacher"].sampling} if "teacher" in info.data else {}
-        return tuple(one if "sampling" in one.model_fields_set else one.model_copy(update=alike) for one in mix)
+        if "teacher" not in info.data:  # it has an error of its own
+            return mix
+        sampling = info.data["teacher"].sampling
+        teachers = []
+        for teacher in mix:
+            if "sampling" not in teacher.model_fields_set:
+                teacher = teacher.model_copy(update={"sampling": sampling})
+            teachers.append(teacher)
+        return tuple(teachers)
 
     @pydantic.model_validator(mode="after")
     def _hinted(self) -> Self:
@@ -684,13 +705,16 @@ class Recipe(Section):
     @property
     def equalities(self) -> tuple[str, ...]:
         """The equalities that decide on an answer, the headline's first."""
-        own = self.benchmark.equalities
-        return tuple(dict.fromkeys((self.headline, *(self.evaluation.equalities if own is None else own))))
+        others = self.benchmark.equalities
+        if others is None:
+            others = self.evaluation.equalities
+        return tuple(dict.fromkeys((self.headline, *others)))
 
     def on(self, name: str) -> Self:
         """The recipe that the stages of one benchmark ("" for the first) see: `data.test` holds that one alone."""
-        chosen = next(source for source in self.data.test if name in ("", source.name))
-        return self.model_copy(update={"data": self.data.model_copy(update={"test": (chosen,)})})
+        benchmark = next(source for source in self.data.test if name in ("", source.name))
+        data = self.data.model_copy(update={"test": (benchmark,)})
+        return self.model_copy(update={"data": data})
 
     def slice(self, *paths: str) -> dict[str, Any]:
         """The JSON values at dotted paths, those that a stage reads; `benchmark` is the first of `data.test`."""

@@ -61,12 +61,15 @@ class Deviation(Section):
             run: the recipe that was run.
             published: the paper's recipe as its file has it, with these variants.
         """
-        if self.stages and not set(self.stages) & set(run["stages"]):
+        if self.stages and set(self.stages).isdisjoint(run["stages"]):
             return False
-        if any(_at(run, key) != value for key, value in _settings(self.when, variants)):
-            return False
+        for key, value in _settings(self.when, variants):
+            if _value_at(run, key) != value:
+                return False
         keys = [key for key, _ in _settings(self.setting, variants)]
-        return not keys or any(_at(run, key) == _at(published, key) for key in keys)
+        if not keys:
+            return True
+        return any(_value_at(run, key) == _value_at(published, key) for key in keys)
 
 
 def papers() -> list[str]:
@@ -79,8 +82,11 @@ def of_paper(paper: str) -> tuple[Deviation, ...]:
     """The deviations of a paper's recipe: its own, then those that it shares with others."""
     if paper not in papers():
         raise RecipeError(f"there are no deviations of {paper!r}", f"conf/deviations has: {', '.join(papers())}.")
-    shared = [each for each in read_deviations(SHARED) if paper in (each.papers or (paper,))]
-    return (*read_deviations(paper), *shared)
+    deviations = list(read_deviations(paper))
+    for shared in read_deviations(SHARED):
+        if not shared.papers or paper in shared.papers:
+            deviations.append(shared)
+    return tuple(deviations)
 
 
 @cache
@@ -135,15 +141,25 @@ def _settings(overrides: Sequence[str], variants: Mapping[str, Sequence[str]]) -
             yield key, parse_value(text)
 
 
-def _at(tree: Any, key: str) -> Any:
+def _value_at(tree: Any, key: str) -> Any:
     """The value at a dotted key, by `term` or number in a list; None if there is nothing."""
-    for part in key.split("."):
-        if isinstance(tree, dict):
-            tree = tree.get(part)
-        elif isinstance(tree, list) and part.isdigit():
-            tree = tree[int(part)] if int(part) < len(tree) else None
-        elif isinstance(tree, list):
-            tree = next((item for item in tree if isinstance(item, dict) and item.get("term") == part), None)
+    node = tree
+    for step in key.split("."):
+        if isinstance(node, dict):
+            node = node.get(step)
+        elif isinstance(node, list):
+            node = _item_of(node, step)
         else:
             return None
-    return tree
+    return node
+
+
+def _item_of(items: Sequence[Any], name: str) -> Any:
+    """The item of a list by its number or its `term`; None if there is none."""
+    if name.isdigit():
+        number = int(name)
+        return items[number] if number < len(items) else None
+    for item in items:
+        if isinstance(item, dict) and item.get("term") == name:
+            return item
+    return None

@@ -64,10 +64,15 @@ def for_workers(engine: str) -> list[tuple[str, str]]:
         names.add(DIALECTS.entry(engine).module)
     modules = []
     for name in sorted(names):
-        if not is_ours(name):
-            file = Path(str(sys.modules[name].__file__))
-            folder = file.parents[name.count(".") + (file.name == "__init__.py")]
-            modules.append((name, str(file if name.startswith(FILE) else folder)))
+        if is_ours(name):
+            continue
+        path = Path(str(sys.modules[name].__file__))
+        if not name.startswith(FILE):
+            depth = name.count(".")  # of the module below the folder
+            if path.name == "__init__.py":
+                depth += 1
+            path = path.parents[depth]
+        modules.append((name, str(path)))
     return modules
 
 
@@ -113,7 +118,8 @@ def dialect_code(plugins: Sequence[str]) -> dict[str, str]:
 
     Which engines are needed depends on the recipe's questions, so all that it could use count.
     """
-    files = {str(Path(name).resolve()) for name in plugins if name.endswith(".py")}
+    names = [name for name in plugins if name.endswith(".py")]
+    files = {str(Path(name).resolve()) for name in names}
     digests = {}
     for name in sorted(DIALECTS):
         module = DIALECTS.entry(name).module

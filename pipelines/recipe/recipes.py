@@ -20,8 +20,8 @@ from pipelines.core.types import is_valid_unicode
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.yaml_files import is_key_name, parse_value, read_yaml
 
-OWN_OF_A_KIND = ("options", "name", "equality", "equalities")  # settings of one kind, without meaning for another
-OWNERS = ("kind", "policy")  # fields that name the part whose options stand beside them
+# Fields that name a part, and the settings beside them that are of this part alone: another one has no use for them.
+OWNERS = {"kind": ("options", "name", "equality", "equalities"), "policy": ("options",)}
 CONF = Path(__file__).resolve().parents[2] / "conf"
 # Additions of this machine, under no version control: in a checkout inside `conf/`; for a wheel, in the working folder.
 LOCAL = CONF / "local" if (CONF.parent / "pyproject.toml").is_file() else Path("conf", "local").absolute()
@@ -38,8 +38,11 @@ def _locate(name: str) -> Path:
         return Path(name)
     path = CONF / "recipes" / f"{name}.yaml"
     if not os.path.isfile(path):  # `Path.is_file` raises if a name is too long
-        close = difflib.get_close_matches(name, recipe_names(), n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Known recipes: {', '.join(recipe_names())}."
+        known = recipe_names()
+        hint = f"Known recipes: {', '.join(known)}."
+        close = difflib.get_close_matches(name, known, n=1)
+        if close:
+            hint = f"Did you mean {close[0]!r}?"
         raise RecipeError(f"there is no recipe {name!r}", hint)
     return path
 
@@ -51,18 +54,26 @@ def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
     tree = read_yaml(path)
     if "plugins" in tree:
         plugins = _texts(tree["plugins"], f"{path}: plugins")
-        tree["plugins"] = [str(path.resolve().parent / name) if name.endswith(".py") else name for name in plugins]
+        tree["plugins"] = [_plugin(name, path) for name in plugins]
     merged: dict[str, Any] = {}
     for name in _texts(tree.pop("include", []), f"{path}: include"):
         merged = _merge(merged, _compose(_included(name), (*trail, path)), path)
     return _merge(merged, tree, path)
 
 
+def _plugin(name: str, path: Path) -> str:
+    """A plug-in of a recipe's file: a module's name, or the path of a Python file that lies beside the recipe's."""
+    if not name.endswith(".py"):
+        return name
+    return str(path.resolve().parent / name)
+
+
 def _included(name: str) -> Path:
     """The file that `include` names: one of `conf/`, or of this machine's `conf/local/`."""
     path = CONF / f"{name}.yaml"
-    local = LOCAL.parent / f"{name}.yaml"
-    return local if name.startswith("local/") and not path.is_file() else path
+    if name.startswith("local/") and not path.is_file():
+        return LOCAL.parent / f"{name}.yaml"
+    return path
 
 
 def _texts(value: Any, what: str) -> list[str]:
@@ -83,7 +94,8 @@ def _merge(base: dict[str, Any], overlay: dict[str, Any], path: Path) -> dict[st
     except RecursionError:
         raise RecipeError(f"{path}: it nests too deep, or holds itself") from None
     grpo = overlay.get("grpo")
-    if isinstance(grpo, dict) and "steps" in grpo and "epochs" not in grpo and "epochs" in merged["grpo"]:
+    sets_steps = isinstance(grpo, dict) and "steps" in grpo and "epochs" not in grpo
+    if sets_steps and "epochs" in merged["grpo"]:
         merged["grpo"] = {**merged["grpo"], "epochs": None}  # `_set` does the same
     return merged
 
@@ -93,7 +105,9 @@ def laid_over(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in overlay.items():
         known = base.get(key)
-        merged[key] = laid_over(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+        merged[key] = value
+        if isinstance(known, dict) and isinstance(value, dict):
+            merged[key] = laid_over(known, value)
     return merged
 
 
@@ -147,7 +161,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
         node[_list_index(node, last, key)] = value
     elif isinstance(node, dict):
         if last in OWNERS and node.get(last, value) != value:
-            for name in OWN_OF_A_KIND if last == "kind" else ("options",):
+            for name in OWNERS[last]:
                 node.pop(name, None)
         node[last] = value
     else:
@@ -162,11 +176,17 @@ def _list_index(node: list[Any], part: str, key: str) -> int:
     for position, item in enumerate(node):
         if isinstance(item, dict) and item.get("term") == part:
             return position
-    terms = [str(item["term"]) for item in node if isinstance(item, dict) and "term" in item]
-    choices = f"Its items: {', '.join(terms)}." if terms else f"Its items are numbered from 0 to {len(node) - 1}."
-    raise RecipeError(
-        f"cannot set {key!r}: there is no item {part!r} in that list", choices if node else "It is empty."
-    )
+    terms = []
+    for item in node:
+        if isinstance(item, dict) and "term" in item:
+            terms.append(str(item["term"]))
+    if not node:
+        choices = "It is empty."
+    elif terms:
+        choices = f"Its items: {', '.join(terms)}."
+    else:
+        choices = f"Its items are numbered from 0 to {len(node) - 1}."
+    raise RecipeError(f"cannot set {key!r}: there is no item {part!r} in that list", choices)
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -200,12 +220,13 @@ def _recipe_error(title: str, first: ErrorDetails) -> RecipeError:
     section: Any = Recipe
     for part in parents:
         field = getattr(section, "model_fields", {}).get(part)
-        section = field.annotation if field is not None else None
+        section = None if field is None else field.annotation
     known = list(getattr(section, "model_fields", {}))
     close = difflib.get_close_matches(str(last), known, n=1)
     hint = ""
     if close:
-        hint = f"Did you mean {'.'.join([*map(str, parents), *close])!r}?"
+        nearest = ".".join([*map(str, parents), *close])
+        hint = f"Did you mean {nearest!r}?"
     elif known:
         hint = f"Known keys there: {', '.join(known)}."
     return RecipeError(f"{title}: unknown key {key!r}", hint)
@@ -221,14 +242,13 @@ def resolve_tree(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         key, _, value = override.partition("=")
         if key == "variant":
             if value not in variants:
-                raise RecipeError(
-                    f"recipe {name} has no variant {value!r}", f"It has: {', '.join(variants) or 'none'}."
-                )
+                known = ", ".join(variants) or "none"
+                raise RecipeError(f"recipe {name} has no variant {value!r}", f"It has: {known}.")
             for step in variants[value]:
                 _set(tree, step)
         elif key == "include":
-            part = _included(value)
-            tree = _merge(tree, _compose(part), part)
+            file = _included(value)
+            tree = _merge(tree, _compose(file), file)
         else:
             _set(tree, override)
         _put_benchmarks(tree)
@@ -246,19 +266,24 @@ def _put_benchmarks(tree: dict[str, Any]) -> None:
     if not isinstance(listed, list) or not any(isinstance(entry, str) for entry in listed):
         return
     benchmarks: list[Any] = []
-    hint = "An item of data.test is a mapping, or names a file of conf/ that has benchmarks, such as data/spider_dk."
     for entry in listed:
-        if not isinstance(entry, str):
+        if isinstance(entry, str):
+            benchmarks += _benchmarks_of(entry)
+        else:
             benchmarks.append(entry)
-            continue
-        if not re.fullmatch(r"[\w-]+/[\w-]+", entry):
-            raise RecipeError(f"data.test: {entry!r} is no file of conf/", hint)
-        named = _compose(_included(entry)).get("data")
-        listed_there = named.get("test") if isinstance(named, dict) else None
-        if not isinstance(listed_there, list) or not all(isinstance(each, dict) for each in listed_there):
-            raise RecipeError(f"data.test: {entry} has no benchmarks", hint)
-        benchmarks += listed_there
     tree["data"] = {**tree["data"], "test": benchmarks}
+
+
+def _benchmarks_of(name: str) -> list[dict[str, Any]]:
+    """The benchmarks that a file of `conf/` has under `data.test`."""
+    hint = "An item of data.test is a mapping, or names a file of conf/ that has benchmarks, such as data/spider_dk."
+    if not re.fullmatch(r"[\w-]+/[\w-]+", name):
+        raise RecipeError(f"data.test: {name!r} is no file of conf/", hint)
+    data = _compose(_included(name)).get("data")
+    benchmarks = data.get("test") if isinstance(data, dict) else None
+    if not isinstance(benchmarks, list) or not all(isinstance(each, dict) for each in benchmarks):
+        raise RecipeError(f"data.test: {name} has no benchmarks", hint)
+    return benchmarks
 
 
 def variants(name: str) -> dict[str, list[str]]:
@@ -268,6 +293,11 @@ def variants(name: str) -> dict[str, list[str]]:
 
 
 def _variants(value: Any, path: Path) -> dict[str, list[str]]:
-    if value is not None and not isinstance(value, dict):
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
         raise RecipeError(f"{path}: variants must be a mapping of names to lists of overrides")
-    return {str(name): _texts(steps, f"{path}: variant {name}") for name, steps in (value or {}).items()}
+    overrides = {}
+    for name, steps in value.items():
+        overrides[str(name)] = _texts(steps, f"{path}: variant {name}")
+    return overrides

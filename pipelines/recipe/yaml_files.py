@@ -74,13 +74,10 @@ def yaml_text(value: Any, width: int = 120) -> str:
 
 def _parse(text: str) -> Any:
     """The value of a YAML text."""
-    # A text surely nests less than `DEEPEST` levels by its brackets, and a line's dashes and indentation.
-    brackets = text.count("[") + text.count("{")
-    lines = (line.count("- ") + line.count("? ") + len(line) - len(line.lstrip()) for line in text.splitlines())
-    is_shallow = brackets + max(lines, default=0) < DEEPEST
+    loader = _FastLoader if _depth_bound(text) < DEEPEST else _Loader
     try:
         try:
-            value = yaml.load(text, Loader=_FastLoader if is_shallow else _Loader)
+            value = yaml.load(text, Loader=loader)
         except yaml.YAMLError:  # in PyYAML's own words
             value = yaml.load(text, Loader=_Loader)
         if _size(value, {}) > max(MOST_VALUES, len(text)):
@@ -88,6 +85,15 @@ def _parse(text: str) -> Any:
         return value
     except RecursionError:
         raise yaml.YAMLError("it nests too deep, or holds itself") from None
+
+
+def _depth_bound(text: str) -> int:
+    """A number of levels that a YAML text does not nest deeper than: all its brackets, and what one line may open."""
+    deepest = 0  # levels of a line, by its dashes and indentation
+    for line in text.splitlines():
+        indentation = len(line) - len(line.lstrip())
+        deepest = max(deepest, line.count("- ") + line.count("? ") + indentation)
+    return text.count("[") + text.count("{") + deepest
 
 
 _parse_file = functools.lru_cache(maxsize=128)(_parse)  # cells of a sweep share the texts of files; callers copy it
@@ -98,8 +104,8 @@ def _size(value: Any, known: dict[int, int]) -> int:
     if not isinstance(value, dict | list | set):
         return 1
     if id(value) not in known:
-        parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_size(part, known) for part in parts)
+        items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(item, known) for item in items)
     return known[id(value)]
 
 

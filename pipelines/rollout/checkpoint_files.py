@@ -6,11 +6,12 @@ architecture, and each file must be whole.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import DataError
+from pipelines.core.errors import DataError, first_line
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -20,6 +21,8 @@ AGAIN = "Copy the whole folder again, or train it again."
 HEAD = "lm_head.weight"
 # Tables that older versions of transformers saved beside the weights, and that are computed today.
 COMPUTED = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
+# Types of real numbers: F16, BF16, F8_E4M3 and so on. Those of whole, truth and complex ones begin with I, U, B and C.
+_REAL = re.compile(r"BF|[^IUBC]")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -71,8 +74,7 @@ def require_files(folder: Path) -> None:
             if name in place_of:
                 raise DataError(f"{folder} has {name} twice: in {place_of[name]} and in {file.name}", AGAIN)
             place_of[name] = file.name
-        # Whole, truth and complex numbers; a real one is F16, BF16, F8_E4M3 and so on.
-        not_real = sorted(name for name, kind in kinds.items() if kind[0] in "IUBC" and not kind.startswith("BF"))
+        not_real = sorted(name for name, kind in kinds.items() if not _REAL.match(kind))
         if not_real and not _is_quantized(folder):
             name = not_real[0]
             raise DataError(f"{file}: {name} is {kinds[name]}, which is no type of weights", AGAIN)
@@ -145,10 +147,10 @@ def network_of(name: str, **options: Any) -> Any:
         raise DataError(f"{name} lacks {len(missing)} tensors of its architecture: {_some(missing)}", AGAIN)
     for tensor, stored, wanted in sorted(loading["mismatched_keys"]):
         raise DataError(f"{name}: {tensor} is {tuple(stored)}, and its architecture has {tuple(wanted)}", AGAIN)
-    more = sorted(tensor for tensor in loading["unexpected_keys"] if not tensor.endswith(COMPUTED))
-    if more:
+    unknown = sorted(tensor for tensor in loading["unexpected_keys"] if not tensor.endswith(COMPUTED))
+    if unknown:
         hint = "Mend config.json, or remove them."
-        raise DataError(f"{name} has {len(more)} tensors that its architecture lacks: {_some(more)}", hint)
+        raise DataError(f"{name} has {len(unknown)} tensors that its architecture lacks: {_some(unknown)}", hint)
     for reason in loading.get("error_msgs") or ():
         raise DataError(f"no model at {name}: {_line(reason)}", AGAIN)
     _require_finite(name, network.named_parameters())
@@ -157,11 +159,11 @@ def network_of(name: str, **options: Any) -> Any:
 
 def _require_finite(name: str, tensors: Iterable[tuple[str, Any]]) -> None:
     """Refuse weights that a failed training or a damaged disk left without a value: every answer would be noise."""
-    damaged = [
-        tensor
-        for tensor, weights in tensors
-        if weights.is_floating_point() and not weights.is_meta and not weights.isfinite().all()
-    ]
+    damaged = []
+    for tensor, weights in tensors:
+        has_values = weights.is_floating_point() and not weights.is_meta
+        if has_values and not weights.isfinite().all():
+            damaged.append(tensor)
     if damaged:
         raise DataError(f"{name} has {len(damaged)} tensors with NaN or infinity: {_some(damaged)}", AGAIN)
 
@@ -178,7 +180,10 @@ def _stored_tensors(folder: Path) -> Iterator[tuple[str, Any]]:
 
 def require_checkpoint(folder: Path) -> None:
     """Hold a folder's tensors, by their names, shapes and types, against its architecture and its tokenizer."""
-    network = network_of(str(folder), **({"device_map": "meta"} if weight_files(folder) else {}))
+    options = {}
+    if weight_files(folder):  # pickled weights have to be loaded
+        options["device_map"] = "meta"
+    network = network_of(str(folder), **options)
     require_rows(str(folder), network, tokenizer_of(str(folder)))
 
 
@@ -241,4 +246,4 @@ def _line(error: object) -> str:
     """An error's first line."""
     if isinstance(error, KeyError):
         return f"there is no {error}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return first_line(error)

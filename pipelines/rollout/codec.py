@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipelines.core import processes
-from pipelines.core.errors import DataError
+from pipelines.core.errors import DataError, first_line
 from pipelines.core.messages import without_system
 
 # Marker strings are plain words: no template alters them.
@@ -51,11 +51,14 @@ def _control_pattern(tokenizer: Any, rendered: str) -> re.Pattern[str]:
     """
     control = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token}
     for token in tokenizer.added_tokens_decoder.values():
-        if token.special or token.content in rendered or _CONTROL_SHAPE.fullmatch(token.content):
+        is_in_template = token.content in rendered
+        if token.special or is_in_template or _CONTROL_SHAPE.fullmatch(token.content):
             control.add(token.content)
     tokens = [token for token in control if token is not None and len(token) > 1]
+    if not tokens:
+        return re.compile(r"(?!)")  # matches nothing
     tokens.sort(key=lambda token: (-len(token), token))  # the longest first
-    return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+    return re.compile("|".join(map(re.escape, tokens)))
 
 
 class ChatCodec:
@@ -71,22 +74,27 @@ class ChatCodec:
             raise DataError("the model's tokenizer has no chat template", "use an instruction-tuned checkpoint")
         self._encode: Callable[[str], list[int]] = functools.partial(tokenizer.encode, add_special_tokens=False)
         rendered = self._render((("user", "q"), ("assistant", _AGENT), ("user", _USER)))
-        _, marked, after = rendered.rpartition(_AGENT)
-        self._before_user, also, self._after_user = after.partition(_USER)
-        if not (marked and also):
+        _, has_agent, after_agent = rendered.rpartition(_AGENT)
+        self._before_user, has_user, self._after_user = after_agent.partition(_USER)
+        if not has_agent or not has_user:
             raise DataError("the tokenizer's chat template does not repeat the messages that it is given")
         self._control = _control_pattern(tokenizer, rendered)
-        # Some templates refuse the system role, as Gemma's do, and some leave its message out.
-        try:
-            self._has_system = _SYSTEM in self._render((("system", _SYSTEM), ("user", "q")))
-        except DataError:
-            self._has_system = False
+        self._has_system = self._shows_system()
         if not self._has_system:
             _tell_of_merging(str(tokenizer.name_or_path))
+        self.end_id: int | None = None  # the token that ends a turn, if the template has one
         closing = self._encode(self._before_user)
         special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
-        self.end_id: int | None = closing[0] if closing and closing[0] in special else None
+        if closing and closing[0] in special:
+            self.end_id = closing[0]
         self._prompts: dict[tuple[tuple[str, str], ...], list[int]] = {}
+
+    def _shows_system(self) -> bool:
+        """Whether the template shows a system message: some refuse the role, as Gemma's do, and some leave it out."""
+        try:
+            return _SYSTEM in self._render((("system", _SYSTEM), ("user", "q")))
+        except DataError:
+            return False
 
     def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """(T,) ids of a conversation's beginning, up to where the agent speaks.
@@ -103,13 +111,18 @@ class ChatCodec:
     def _prompt_ids(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """The ids of messages: by the template up to the first assistant one, then turn by turn."""
         roles = [role for role, _ in messages]
-        first = roles.index("assistant") if "assistant" in roles else len(roles)
-        begun = [(role, self._defuse(text)) for role, text in messages[:first]]
+        n_begun = len(roles)
+        if "assistant" in roles:
+            n_begun = roles.index("assistant")
+        begun = [(role, self._defuse(text)) for role, text in messages[:n_begun]]
         if not self._has_system:
             begun = without_system(begun)
         ids = self._encode(self._render(begun))
-        for role, text in messages[first:]:
-            ids += self.agent(text) if role == "assistant" else self.observation(text)
+        for role, text in messages[n_begun:]:
+            if role == "assistant":
+                ids += self.agent(text)
+            else:
+                ids += self.observation(text)
         return ids
 
     def observation(self, text: str, last: int | None = None) -> list[int]:
@@ -138,9 +151,15 @@ class ChatCodec:
         try:
             text: str = self.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise DataError(f"the tokenizer's chat template cannot be used: {reason}", TEMPLATE_HINT) from None
+            message = f"the tokenizer's chat template cannot be used: {first_line(error)}"
+            raise DataError(message, TEMPLATE_HINT) from None
         return text
 
     def _defuse(self, text: str) -> str:
-        return self._control.sub(lambda match: match[0][0] + " " + match[0][1:], text)
+        return self._control.sub(_with_space, text)
+
+
+def _with_space(token: re.Match[str]) -> str:
+    """A control token with a space behind its first character, so that it is read as plain text."""
+    text = token[0]
+    return f"{text[0]} {text[1:]}"

@@ -67,8 +67,13 @@ class Slots:
         Returns the tokens' positions (N,).
         """
         self.grow(spans)
-        self.slot_of = self._index([span.slot for span in spans for _ in range(span.start, span.end)])
-        self.position = self._index([i for span in spans for i in range(span.start, span.end)])
+        slots: list[int] = []
+        positions: list[int] = []
+        for span in spans:
+            slots += [span.slot] * (span.end - span.start)
+            positions += range(span.start, span.end)
+        self.slot_of = self._index(slots)
+        self.position = self._index(positions)
         self.groups = []
         order = [0] * len(self.position)  # where each token of the flat batch is in the groups' joined output
         base = 0  # tokens of the groups so far, padding included
@@ -83,8 +88,9 @@ class Slots:
             offset += length
         for _, members in sorted(by_length.items()):
             base = self._add_padded(members, order, base)
-        is_in_order = base == len(order) and order == list(range(base))
-        self.order = None if is_in_order else self._index(order)
+        self.order = None
+        if order != list(range(base)):
+            self.order = self._index(order)
         return self.position
 
     def _add_single(self, spans: Sequence[Span], order: list[int]) -> int:
@@ -95,21 +101,23 @@ class Slots:
         count = max(span.slot for span in spans) + 1
         ends = [1] * count
         take = [0] * count
-        for place, span in enumerate(spans):
+        for index, span in enumerate(spans):
             ends[span.slot] = span.end
-            take[span.slot] = place
-            order[place] = span.slot
-        keys = torch.arange(math.ceil(max(ends) / STRIDE) * STRIDE, device=self.device)
+            take[span.slot] = index
+            order[index] = span.slot
+        n_keys = math.ceil(max(ends) / STRIDE) * STRIDE
+        keys = torch.arange(n_keys, device=self.device)
         seen = keys < self._index(ends)[:, None]  # (E, K)
         is_in_order = take == list(range(count))
-        self.groups.append(_Group(None, None if is_in_order else self._index(take), seen[:, None, None]))
+        taken = None if is_in_order else self._index(take)
+        self.groups.append(_Group(None, taken, seen[:, None, None]))
         return count
 
     def _add_padded(self, members: Sequence[tuple[int, Span]], order: list[int], base: int) -> int:
         """Add a group of conversations with several new tokens, padded to the longest of it, never over 4 times.
 
         Args:
-            members: (place in the flat batch of its first token, span) of each.
+            members: (index in the flat batch of its first token, span) of each.
             base: tokens of the groups so far; the number with this one is returned.
         """
         width = max(span.end - span.start for _, span in members)
@@ -125,7 +133,8 @@ class Slots:
         n_keys = math.ceil(max(span.end for _, span in members) / STRIDE) * STRIDE
         keys = torch.arange(n_keys, device=self.device)
         mask = keys <= self._index(last)[:, None, :, None]  # (E, 1, C, K)
-        self.groups.append(_Group(self._index([span.slot for _, span in members]), self._index(take), mask))
+        slots = self._index([span.slot for _, span in members])
+        self.groups.append(_Group(slots, self._index(take), mask))
         return base
 
     def _index(self, values: Sequence[Any]) -> Tensor:
@@ -152,7 +161,8 @@ class Slots:
         """Have room for all of the spans; the number of positions up to the last of them."""
         length = max(span.end for span in spans)
         if length > self.capacity:
-            self.capacity = -(-max(length, self.capacity * 3 // 2) // GROWTH) * GROWTH
+            needed = max(length, self.capacity * 3 // 2)
+            self.capacity = math.ceil(needed / GROWTH) * GROWTH
         return length
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -188,11 +198,14 @@ def attend_slots(
     fold = q.shape[1] // heads
     outputs = []
     for group in slots.groups:
-        n_rows, _one, width, n_keys = group.mask.shape
+        mask = group.mask
+        n_rows, _one, width, n_keys = mask.shape
         rows = slice(n_rows) if group.rows is None else group.rows
         queries = q[:n_rows] if group.take is None else q.index_select(0, group.take)
-        queries = queries.reshape(n_rows, width, heads, fold, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        mask = group.mask if fold == 1 else group.mask.repeat(1, 1, fold, 1)
+        queries = queries.reshape(n_rows, width, heads, fold, -1)
+        queries = queries.permute(0, 2, 3, 1, 4).flatten(2, 3)
+        if fold > 1:
+            mask = mask.repeat(1, 1, fold, 1)
         output = F.scaled_dot_product_attention(
             queries,  # (E, H_kv, F * C, D)
             keys[rows, :, :n_keys],
@@ -240,9 +253,13 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -
     position. 24 bits, so that no value rounds up to 1 in single precision.
     """
     with np.errstate(over="ignore"):
-        key = _mix(_mix(seeds + _GOLDEN) + positions * _GOLDEN)
-        bits = np.stack([_mix(key + _GOLDEN), _mix(key + _GOLDEN + _GOLDEN)], axis=-1)  # (R, 2)
-    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+        stream = _mix(seeds + _GOLDEN)
+        key = _mix(stream + positions * _GOLDEN)
+        first = _mix(key + _GOLDEN)
+        second = _mix(key + _GOLDEN + _GOLDEN)
+    bits = np.stack([first, second], axis=-1)  # (R, 2)
+    highest = (bits >> np.uint64(40)).astype(np.float32)
+    return highest * np.float32(2.0**-24)
 
 
 def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -263,22 +280,26 @@ def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) ->
     logp = torch.log_softmax(scaled, dim=-1)  # (R, V)
     probs = logp.exp()
     ids = _invert(probs, uniform[:, 0])
-    own = probs.gather(1, ids[:, None])
-    outside = torch.where(probs > own, probs, 0.0).sum(dim=-1) >= top_p  # the mass of all likelier tokens
+    drawn = probs.gather(1, ids[:, None])  # (R, 1)
+    likelier = torch.where(probs > drawn, probs, 0.0).sum(dim=-1)  # (R,) mass of all likelier tokens
+    outside = likelier >= top_p
     if bool(outside.any()):
         # The nucleus: the likeliest tokens, up to and with the one whose mass reaches top-p.
         ordered, order = probs[outside].sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(dim=-1) - ordered
-        ordered = torch.where(before < top_p[outside][:, None], ordered, 0.0)
-        ids[outside] = order.gather(1, _invert(ordered, uniform[outside, 1])[:, None])[:, 0]
+        nucleus = torch.where(before < top_p[outside][:, None], ordered, 0.0)
+        redrawn = _invert(nucleus, uniform[outside, 1])
+        ids[outside] = order.gather(1, redrawn[:, None])[:, 0]
     ids = torch.where(greedy, scaled.argmax(dim=-1), ids)
-    return ids, logp.gather(1, ids[:, None])[:, 0]
+    logprobs = logp.gather(1, ids[:, None])[:, 0]
+    return ids, logprobs
 
 
 def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
     """Inverse-CDF draw: (R, V), (R,) -> (R,)."""
     cdf = probs.cumsum(dim=-1)
-    ids = torch.searchsorted(cdf, (uniform * cdf[:, -1])[:, None], right=True)[:, 0]
+    mass = uniform * cdf[:, -1]
+    ids = torch.searchsorted(cdf, mass[:, None], right=True)[:, 0]
     return ids.clamp_(max=probs.shape[1] - 1)
 
 
@@ -330,9 +351,12 @@ class _Conversation:
     generating: bool = False  # whether a turn is being generated.
     ids: list[int] = dataclasses.field(default_factory=list)  # its whole context so far.
     cached: int = 0  # how many of them have keys and values.
-    logprobs: list[float] = dataclasses.field(
-        default_factory=list
-    )  # log-probabilities of the ids that the turn has drawn.
+    # Log-probabilities of the ids that the turn has drawn.
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+
+    def has_seen(self, span: Span) -> bool:
+        """Whether a span ends its context, so that the next token can be drawn."""
+        return span.end == len(self.ids)
 
 
 class Decoder:
@@ -407,7 +431,9 @@ class Decoder:
         drawing, logits = self._predict(batch)
         if not drawing:
             return []
-        drawn, logprobs = self._draw([row.request for row in drawing], [len(row.ids) for row in drawing], logits)
+        requests = [row.request for row in drawing]
+        positions = [len(row.ids) for row in drawing]
+        drawn, logprobs = self._draw(requests, positions, logits)
         finished = []
         for row, token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
             row.ids.append(token)
@@ -489,10 +515,12 @@ class Decoder:
         device = self._model.device
         seeds = np.array([request.seed % SEEDS for request in requests], dtype=np.uint64)
         uniform = uniforms(seeds, np.array(positions, dtype=np.uint64))
+        temperatures = [request.sampling.temperature for request in requests]
+        top_ps = [request.sampling.top_p for request in requests]
         return draw(
             logits,
-            temperature=torch.tensor([request.sampling.temperature for request in requests], device=device),
-            top_p=torch.tensor([request.sampling.top_p for request in requests], device=device),
+            temperature=torch.tensor(temperatures, device=device),
+            top_p=torch.tensor(top_ps, device=device),
             uniform=torch.from_numpy(uniform).to(device),
         )
 
@@ -506,7 +534,12 @@ class Decoder:
             return None
         spoken = new_ids[:-1] if has_end else new_ids
         text = truncate_at_stop(self._codec.decode(spoken), request.stop)
-        return Completion(text, tuple(new_ids), tuple(row.logprobs), "stop" if is_stopped else "length")
+        return Completion(
+            text=text,
+            token_ids=tuple(new_ids),
+            logprobs=tuple(row.logprobs),
+            finish="stop" if is_stopped else "length",
+        )
 
     def _waits_for_prefix(self, row: _Conversation, prefilling: Sequence[_Conversation]) -> bool:
         """Copy the longest prefix that another conversation has for a new one; True if a longer one is on its way.
@@ -524,9 +557,10 @@ class Decoder:
             if other is row:
                 continue
             shared = min(common_prefix(other.prompt, row.prompt), len(row.prompt) - 1)
-            if min(shared, other.cached) > ready:
+            computed = min(shared, other.cached)
+            if computed > ready:
                 source = other
-                ready = min(shared, other.cached)
+                ready = computed
             if shared > other.cached and other in prefilling:
                 coming = max(coming, shared)
         if coming >= LEAST_PREFIX and coming > ready:
@@ -541,25 +575,33 @@ class Decoder:
         spans = [span for _, span in batch]
         for row, span in batch:
             row.cached = span.end
-        drawing = [row for row, span in batch if span.end == len(row.ids)]
-        if self._model.device.type == "cuda" and spans[-1].end - spans[-1].start == 1:  # single tokens alone
-            n_keys = -(-self._slots.grow(spans) // GROWTH) * GROWTH
-            key = (self._slots.capacity, n_keys)
-            if key not in self._recorded:
-                # Recordings over slots of another capacity read tensors that are gone.
-                for other_key in list(self._recorded):
-                    if other_key[0] != self._slots.capacity:
-                        del self._recorded[other_key]
-                self._recorded[key] = Recording(self._forward, self._slots, n_keys)
-            return drawing, self._recorded[key].replay([(row.ids[-1], span) for row, span in batch])
+        drawing = [row for row, span in batch if row.has_seen(span)]
+        last_span = spans[-1]  # of the most tokens, as spans of one come first
+        if self._model.device.type == "cuda" and last_span.end - last_span.start == 1:
+            recording = self._recording(spans)
+            tokens = [(row.ids[-1], span) for row, span in batch]
+            return drawing, recording.replay(tokens)
         ids: list[int] = []
         keep = []  # positions in the flat batch of the last tokens of conversations that draw
         for row, span in batch:
             ids += row.ids[span.start : span.end]
-            if span.end == len(row.ids):
+            if row.has_seen(span):
                 keep.append(len(ids) - 1)
         index = functools.partial(torch.tensor, dtype=torch.long, device=self._model.device)
-        return drawing, self._forward(index(ids), self._slots.plan(spans), index(keep))
+        positions = self._slots.plan(spans)
+        return drawing, self._forward(index(ids), positions, index(keep))
+
+    def _recording(self, spans: Sequence[Span]) -> Recording:
+        """The recorded step over as many keys as spans of one token read."""
+        n_keys = math.ceil(self._slots.grow(spans) / GROWTH) * GROWTH
+        key = (self._slots.capacity, n_keys)
+        if key not in self._recorded:
+            # Recordings over slots of another capacity read tensors that are gone.
+            for capacity, other_keys in list(self._recorded):
+                if capacity != self._slots.capacity:
+                    del self._recorded[capacity, other_keys]
+            self._recorded[key] = Recording(self._forward, self._slots, n_keys)
+        return self._recorded[key]
 
     @torch.no_grad()
     def _forward(self, ids: Tensor, positions: Tensor, keep: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import DataError, ResourceError
+from pipelines.core.errors import DataError, ResourceError, first_line
 from pipelines.core.store import cached_digest
 
 VERSION = 1  # version of the folders that `write_folder` makes
@@ -125,20 +125,28 @@ def read_header(file: Path) -> Header:
         raise DataError(f"there is no file {file}", "Give a GGUF file, a local folder or a hub name as model.source.")
     try:
         reader = gguf.GGUFReader(file)
-        fields = {
-            name: len(field.data) if name.rpartition(".")[2] in LISTS else field.contents()
-            for name, field in reader.fields.items()
-        }
+        fields: dict[str, Any] = {}
+        for name, field in reader.fields.items():
+            _, _, last_word = name.rpartition(".")
+            fields[name] = len(field.data) if last_word in LISTS else field.contents()
         header = Header(
-            file,
-            fields,
-            tuple(tensor.name for tensor in reader.tensors),
-            sum(int(tensor.n_elements) for tensor in reader.tensors),
-            Counter(tensor.tensor_type.name for tensor in reader.tensors),
+            file=file,
+            fields=fields,
+            tensors=tuple(tensor.name for tensor in reader.tensors),
+            n_weights=sum(int(tensor.n_elements) for tensor in reader.tensors),
+            types=Counter(tensor.tensor_type.name for tensor in reader.tensors),
         )
     except Exception as error:  # a reader of bytes at wrong places may raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise DataError(f"{file} is no whole GGUF file: {reason}", "Fetch it again.") from None
+    _require_whole_model(header)
+    return header
+
+
+def _require_whole_model(header: Header) -> None:
+    """Raises DataError if a file is not all of a chat model, with its tokenizer, that transformers can read."""
+    file = header.file
+    fields = header.fields
     kind = fields.get("general.type", "model")
     if kind != "model" or not header.tensors:
         raise DataError(f"{file} is no language model but {kind!r} of {len(header.tensors)} tensors", ANOTHER)
@@ -153,7 +161,6 @@ def read_header(file: Path) -> Header:
     scaling = fields.get(f"{header.architecture}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in header.tensors:
         raise DataError(f"{file} scales its positions, which transformers does not read from a GGUF file", ANOTHER)
-    return header
 
 
 @contextlib.contextmanager
@@ -175,7 +182,7 @@ def _readable(header: Header) -> Iterator[None]:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     except Exception as error:  # a reader of many architectures raises any kind
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         message = f"transformers cannot read {header.file}, whose architecture is {header.architecture}: {reason}"
         raise DataError(message, ANOTHER) from None
     finally:
@@ -191,13 +198,14 @@ def plain_tokenizer(tokenizer: Any, header: Header) -> Any:
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
     # GPT-2's own special token, which lies behind the last row of the embeddings where the vocabulary lacks it.
-    parts["added_tokens"] = [token for token in parts["added_tokens"] if token["id"] < header.n_tokens]
-    backend = Tokenizer.from_str(json.dumps(parts))
+    settings["added_tokens"] = [token for token in settings["added_tokens"] if token["id"] < header.n_tokens]
+    backend = Tokenizer.from_str(json.dumps(settings))
     split = str(header.fields.get("tokenizer.ggml.pre"))
     is_byte_level = header.fields.get("tokenizer.ggml.model") == "gpt2"
-    if is_byte_level and split not in (*GGUF_PRE_TOKENIZER_SPLITS, *AS_GPT2):
+    is_right_already = split in GGUF_PRE_TOKENIZER_SPLITS or split in AS_GPT2
+    if is_byte_level and not is_right_already:
         if split in DIGITS_ALONE:
             first: Any = pre_tokenizers.Digits(individual_digits=True)
         elif split == BLOOM:
@@ -206,12 +214,16 @@ def plain_tokenizer(tokenizer: Any, header: Header) -> Any:
             raise DataError(f"{header.file} splits a text as {split!r}, which is not known here", ANOTHER)
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split in DIGITS_ALONE)
         backend.pre_tokenizer = pre_tokenizers.Sequence([first, byte_level])
-    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    special_tokens: dict[str, str] = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        token = getattr(tokenizer, name)
+        if token is not None:
+            special_tokens[name] = token
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         chat_template=tokenizer.chat_template,
         model_max_length=int(header.fields[f"{header.architecture}.context_length"]),
-        **{name: getattr(tokenizer, name) for name in names if getattr(tokenizer, name) is not None},
+        **special_tokens,
     )
 
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal
 
 from pipelines.core.errors import DataError
@@ -75,7 +76,10 @@ class Schema:
 
     def _schema_of(self, table: str) -> str | None:
         """The schema of a table; None for the first schema."""
-        return next((name for name in self.other_schemas if table.startswith(f"{name}.")), None)
+        for name in self.other_schemas:
+            if table.startswith(f"{name}."):
+                return name
+        return None
 
     def of_schemas(self, names: Sequence[str]) -> Schema:
         """The tables of these schemas alone; the first schema of all is main. What that leaves out is noted."""
@@ -87,9 +91,11 @@ class Schema:
                 tables.append(table)
             else:
                 left_out[schema] += 1
-        notes = [(name, f"{count} tables of a schema that --schema did not name") for name, count in left_out.items()]
+        notes = list(self.left_out)
+        for name, count in left_out.items():
+            notes.append((name, f"{count} tables of a schema that --schema did not name"))
         others = tuple(name for name in self.other_schemas if name in names)
-        return replace(self, tables=tuple(tables), other_schemas=others, left_out=(*self.left_out, *notes))
+        return replace(self, tables=tuple(tables), other_schemas=others, left_out=tuple(notes))
 
 
 def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str:
@@ -110,19 +116,24 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
     if style == "ddl":
         return "\n".join(_create_table(table, write_name, write_table) for table in tables)
     # The other styles: the tables with their columns, then all joins.
-    dot = "." if style == "lines" else " . "
-    texts = []
-    for table in tables:
-        if style == "lines":
-            texts.append(_table_line(table, write_name, write_table))
-        else:
-            columns = " , ".join(_compact_column(column, write_name) for column in table.columns)
-            texts.append(f"{write_table(table.name)} : {columns}")
+    if style == "lines":
+        lines = [_table_line(table, write_name, write_table) for table in tables]
+        return "\n".join([*lines, *_joins(tables, ".", write_name, write_table)])
+    compact = [_compact_table(table, write_name, write_table) for table in tables]
+    return " ; ".join([*compact, *_joins(tables, " . ", write_name, write_table)])
+
+
+def _joins(
+    tables: Sequence[Table], dot: str, write_name: Callable[[str], str], write_table: Callable[[str], str]
+) -> list[str]:
+    """The foreign keys of all tables as equations; `dot` stands between a table and its column."""
+    joins = []
     for table in tables:
         for key in table.foreign_keys:
             column = f"{write_table(table.name)}{dot}{write_name(key.column)}"
-            texts.append(f"{column} = {write_table(key.to_table)}{dot}{write_name(key.to_column)}")
-    return ("\n" if style == "lines" else " ; ").join(texts)
+            target = f"{write_table(key.to_table)}{dot}{write_name(key.to_column)}"
+            joins.append(f"{column} = {target}")
+    return joins
 
 
 def _linked(table: Table, keep: SchemaItems) -> Table:
@@ -147,10 +158,13 @@ def _create_table(table: Table, write_name: Callable[[str], str], write_table: C
             words.append(_one_line(column.type))
         if primary == [column.name]:
             words.append("PRIMARY KEY")
-        examples = f"e.g. {', '.join(map(_short_literal, column.values))}" if column.values else ""
+        examples = ""
+        if column.values:
+            examples = f"e.g. {', '.join(map(_short_literal, column.values))}"
         lines.append((" ".join(words), _note(column.description, examples)))
     if len(primary) > 1:
-        lines.append((f"PRIMARY KEY ({', '.join(map(write_name, primary))})", ""))
+        names = ", ".join(map(write_name, primary))
+        lines.append((f"PRIMARY KEY ({names})", ""))
     for key in table.foreign_keys:
         target = f"{write_table(key.to_table)}({write_name(key.to_column)})"
         lines.append((f"FOREIGN KEY ({write_name(key.column)}) REFERENCES {target}", ""))
@@ -173,10 +187,17 @@ def _table_line(table: Table, write_name: Callable[[str], str], write_table: Cal
     return f"{write_table(table.name)}({', '.join(columns)}){_note(table.description)}"
 
 
+def _compact_table(table: Table, write_name: Callable[[str], str], write_table: Callable[[str], str]) -> str:
+    """`name : column , column ( value , value )`."""
+    columns = [_compact_column(column, write_name) for column in table.columns]
+    return f"{write_table(table.name)} : {' , '.join(columns)}"
+
+
 def _compact_column(column: Column, write_name: Callable[[str], str]) -> str:
     if not column.values:
         return write_name(column.name)
-    return f"{write_name(column.name)} ( {' , '.join(map(_short_literal, column.values))} )"
+    values = " , ".join(map(_short_literal, column.values))
+    return f"{write_name(column.name)} ( {values} )"
 
 
 def written(engine: EngineName) -> Callable[[str], str]:
@@ -202,7 +223,9 @@ def _note(*remarks: str) -> str:
 
 def literal(value: Scalar) -> str:
     """A value as text; a text or bytes in quotes."""
-    return repr(value) if isinstance(value, str | bytes) else text_of(value)
+    if isinstance(value, str | bytes):
+        return repr(value)
+    return text_of(value)
 
 
 def _short_literal(value: Scalar) -> str:
@@ -235,7 +258,10 @@ def comments(database: Database) -> dict[tuple[str, str], str]:
             rows = list(opened.query(dialect.comments_query))
     except Exception as error:  # each driver has an error tree of its own
         raise DataError(f"the comments of {database.id} cannot be read: {type(error).__name__}") from None
-    return {(table, column): " ".join(str(comment).split()) for table, column, comment in rows}
+    texts = {}
+    for table, column, comment in rows:
+        texts[table, column] = " ".join(str(comment).split())
+    return texts
 
 
 def introspect(database: Database, values: int = 0) -> Schema:
@@ -257,13 +283,13 @@ def _sqlite_schema(opened: Catalog, values: int) -> Schema:
     query = opened.query
     tables: list[Table] = []
     left_out: list[tuple[str, str]] = []
-    shadows = {row[1] for row in query("PRAGMA table_list") if row[2] == "shadow"}  # where a text index keeps its words
+    # Shadow tables are where a text index keeps its words.
+    shadows = {name for _, name, kind, *_ in query("PRAGMA table_list") if kind == "shadow"}
     for name, kind in query(_SQLITE_TABLES):
         if name in shadows:
             continue
         try:
-            rows = query(f"PRAGMA table_xinfo({quoted(name)})")  # table_info leaves generated columns out
-            declared = [(row[1], row[2], bool(row[5])) for row in rows if row[6] != _HIDDEN_COLUMN]
+            declared = _sqlite_columns(query, name)
         except Exception as error:  # nobody can ask a view whose query does not run
             if kind != "view":
                 raise
@@ -274,16 +300,33 @@ def _sqlite_schema(opened: Catalog, values: int) -> Schema:
     return Schema(tuple(tables), left_out=tuple(left_out))
 
 
+def _sqlite_columns(query: Query, table: str) -> list[DeclaredColumn]:
+    columns = []
+    rows = query(f"PRAGMA table_xinfo({quoted(table)})")  # table_info leaves generated columns out
+    for _, name, kind, _not_null, _default, primary_position, hidden in rows:
+        if hidden != _HIDDEN_COLUMN:
+            columns.append((name, kind, bool(primary_position)))
+    return columns
+
+
 def _sqlite_keys(query: Query, table: str) -> tuple[ForeignKey, ...]:
     keys = []
-    references = sorted(query(f"PRAGMA foreign_key_list({quoted(table)})"), key=lambda row: (row[0], row[1]))
-    for _, position, to_table, column, to_column, *_ in references:
-        if to_column is None:  # "REFERENCES t" means t's primary key, in the key's own order
-            rows = query(f"PRAGMA table_info({quoted(to_table)})")
-            primary = [name for _, name in sorted((row[5], row[1]) for row in rows if row[5])]
+    references = query(f"PRAGMA foreign_key_list({quoted(table)})")
+    for _key, position, to_table, column, to_column, *_ in sorted(references, key=itemgetter(0, 1)):
+        if to_column is None:  # "REFERENCES t" means t's primary key
+            primary = _sqlite_primary_key(query, to_table)
             to_column = primary[position] if position < len(primary) else column
         keys.append(ForeignKey(column, to_table, to_column))
     return tuple(keys)
+
+
+def _sqlite_primary_key(query: Query, table: str) -> list[str]:
+    """The columns of a table's primary key, in the key's own order."""
+    columns = []
+    for _, name, _kind, _not_null, _default, primary_position in query(f"PRAGMA table_info({quoted(table)})"):
+        if primary_position:
+            columns.append((primary_position, name))
+    return [name for _, name in sorted(columns)]
 
 
 def _catalog_schema(engine: EngineName, opened: Catalog, values: int) -> Schema:
@@ -304,12 +347,15 @@ def _catalog_schema(engine: EngineName, opened: Catalog, values: int) -> Schema:
     if dialect.partitions_query:
         for table, number in query(dialect.partitions_query):
             partitions[table] = number
-    schema = Schema((), engine, tuple(schemas[1:]), tuple(left_out))
+    schema = Schema((), engine, other_schemas=tuple(schemas[1:]), left_out=tuple(left_out))
     tables = []
     for name, declared_columns in by_table.items():
         columns = _with_values(opened, schema.written(name), name in views, declared_columns, values)
-        description = f"has {partitions[name]} partitions" if name in partitions else ""
-        tables.append(Table(name, columns, tuple(foreign.get(name, ())), description))
+        keys = tuple(foreign.get(name, ()))
+        description = ""
+        if name in partitions:
+            description = f"has {partitions[name]} partitions"
+        tables.append(Table(name, columns, keys, description))
     return replace(schema, tables=tuple(tables))
 
 
@@ -343,8 +389,8 @@ def _with_values(
             if view and time.monotonic() >= opened.views_until:
                 raise ViewLimitExceeded
             rows = query(f"SELECT {quoted(column.name)} FROM {table} LIMIT {SAMPLED_ROWS}")
-            values = dict.fromkeys(plain_value(row[0]) for row in rows if row[0] is not None)
-            sampled.append(replace(column, values=tuple(values)[:count]))
+            distinct = dict.fromkeys(plain_value(value) for (value,) in rows if value is not None)
+            sampled.append(replace(column, values=tuple(distinct)[:count]))
     except Exception:  # each driver has an error tree of its own
         if view:
             return bare

@@ -22,16 +22,20 @@ def estimate_advantages(rewards: Tensor, group: int, baseline: Baseline = "group
     episode without signal (see `has_signal`). A deviation is the sample's, divided by n - 1, as in TRL (TRUST-SQL's
     equation 5 says only sigma).
     """
-    grouped = rewards.view(-1, group)
-    mean = rewards.nanmean() if baseline == "batch" else grouped.nanmean(dim=1, keepdim=True)
+    grouped = rewards.view(-1, group)  # (N / group, group)
+    mean = grouped.nanmean(dim=1, keepdim=True)
+    if baseline == "batch":
+        mean = rewards.nanmean()
     centred = grouped - mean
     if baseline == "others":  # r - (sum - r) / (n - 1) = (r - mean) * n / (n - 1)
         count = (~grouped.isnan()).sum(dim=1, keepdim=True)
         centred = centred * count / (count - 1).clamp(min=1)
     if scale != "none":
-        spread = _deviation(grouped if scale == "group" else centred.view(1, -1))
-        centred = centred / (spread.unsqueeze(1) + EPS)
-    return centred.view(-1).where(has_signal(rewards, group, baseline), 0.0)
+        compared = grouped if scale == "group" else centred.view(1, -1)
+        spread = _deviation(compared).unsqueeze(1)  # (N / group, 1), or (1, 1)
+        centred = centred / (spread + EPS)
+    teaches = has_signal(rewards, group, baseline)
+    return centred.view(-1).where(teaches, 0.0)
 
 
 def turn_advantages(payments: Tensor, group: int) -> Tensor:
@@ -43,7 +47,8 @@ def turn_advantages(payments: Tensor, group: int) -> Tensor:
     deviation that the episode itself is part of does not, nor does one over those alone that came so far.
     """
     is_paid = ~payments.isnan()
-    to_go = payments.nan_to_num(0.0).flip(1).cumsum(1).flip(1)
+    paid = payments.nan_to_num(0.0)
+    to_go = paid.flip(1).cumsum(1).flip(1)  # (N, T) payments of a turn and of all later ones
     last_turn = (is_paid.sum(dim=1, keepdim=True) - 1).clamp(min=0)  # (N, 1)
     n_turns = payments.size(1)
     turns = torch.arange(n_turns, device=payments.device).expand_as(payments)
@@ -54,13 +59,16 @@ def turn_advantages(payments: Tensor, group: int) -> Tensor:
     others = takes_part.sum(dim=1, keepdim=True) - 1
     earned_by_others = earned.sum(dim=1, keepdim=True) - earned
     baseline = earned_by_others / others.clamp(min=1)
-    centred = ((earned - baseline) * (others > 0)).view_as(payments)
-    return centred.where(is_paid & (centred.abs() > SAME), 0.0)
+    centred = (earned - baseline) * (others > 0)  # (N / group, group, T)
+    centred = centred.view_as(payments)
+    teaches = is_paid & (centred.abs() > SAME)
+    return centred.where(teaches, 0.0)
 
 
 def zero_variance(rewards: Tensor, group: int) -> Tensor:
     """(N / group,) whether a group's rewards are all equal, or fewer than two are left."""
-    return _deviation(rewards.view(-1, group)) <= SAME
+    grouped = rewards.view(-1, group)
+    return _deviation(grouped) <= SAME
 
 
 def has_signal(rewards: Tensor, group: int, baseline: Baseline = "group") -> Tensor:
@@ -68,7 +76,8 @@ def has_signal(rewards: Tensor, group: int, baseline: Baseline = "group") -> Ten
     compared = rewards.numel() if baseline == "batch" else group
     is_equal = zero_variance(rewards, compared)
     repeats = rewards.numel() // len(is_equal)
-    return ~rewards.isnan() & ~is_equal.repeat_interleave(repeats)
+    is_equal_to_compared = is_equal.repeat_interleave(repeats)  # (N,)
+    return ~rewards.isnan() & ~is_equal_to_compared
 
 
 def _deviation(grouped: Tensor) -> Tensor:
@@ -77,4 +86,5 @@ def _deviation(grouped: Tensor) -> Tensor:
     mean = grouped.nanmean(dim=1, keepdim=True)
     centred = (grouped - mean).nan_to_num(0.0)
     squares = (centred**2).sum(dim=1)
-    return (squares / (count - 1).clamp(min=1)).sqrt()
+    variance = squares / (count - 1).clamp(min=1)
+    return variance.sqrt()

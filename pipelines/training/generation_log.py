@@ -25,10 +25,12 @@ def episode_metrics(generation: Generation, terms: Sequence[str]) -> dict[str, l
     Args:
         terms: reward terms of the recipe's panel; each is a number `term_NAME`.
     """
-    rows = []
+    columns: defaultdict[str, list[float]] = defaultdict(list)
     for paid, trained in zip(generation.drawn, generation.episodes, strict=True):
-        rows.append(_episode_row(paid, terms, is_replaced=paid is not trained))
-    return {name: [float(row[name]) for row in rows] for name in rows[0]}
+        row = _episode_row(paid, terms, is_replaced=paid is not trained)
+        for name, value in row.items():
+            columns[name].append(float(value))
+    return dict(columns)
 
 
 def _episode_row(paid: PaidEpisode, terms: Sequence[str], is_replaced: bool) -> dict[str, float]:
@@ -133,7 +135,8 @@ class StepLog:
         for name, seconds in generation.seconds.items():
             self.seconds[name] += seconds
         self.counts |= generation.sampler_seconds
-        self.counts[SAMPLED] += sum(sum(paid.trajectory.agent_mask) for paid in generation.drawn)
+        for paid in generation.drawn:
+            self.counts[SAMPLED] += sum(paid.trajectory.agent_mask)
 
     def add_loss(self, logps: Tensor, entropies: Tensor, mask: Tensor, sampled: Tensor | None) -> None:
         """Add a loss's entropies, and how far its log-probabilities are from the sampler's.

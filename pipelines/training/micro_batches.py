@@ -4,6 +4,7 @@ Pure functions on tensors. Letters in shapes: B rows of P prompt tokens, padded 
 padded on the right; T = P + C.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -40,22 +41,25 @@ def rows_with_gradient(inputs: Mapping[str, Tensor], beta: float = 0.0) -> Tenso
 
 def _has_advantage(mask: Tensor, advantages: Tensor) -> Tensor:
     """(B,) which rows have a token under a track's mask (B, C) whose advantage, (B,) or (B, C), is not 0."""
-    return (mask.bool() & (advantages != 0).view(len(mask), -1)).any(1)
+    is_not_zero = (advantages != 0).view(len(mask), -1)  # (B, 1) or (B, C)
+    return (mask.bool() & is_not_zero).any(1)
 
 
 def prefix_order(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """(B,) the order of rows (B, T) in which rows that begin alike are neighbours."""
     rows = []
     for ids, mask in zip(input_ids.tolist(), attention_mask.tolist(), strict=True):
-        rows.append([token for token, is_token in zip(ids, mask, strict=True) if is_token])
-    return torch.tensor(sorted(range(len(rows)), key=rows.__getitem__), device=input_ids.device)
+        rows.append(list(itertools.compress(ids, mask)))
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    return torch.tensor(order, device=input_ids.device)
 
 
 def shared_prefix_lengths(ids: Tensor, lengths: Tensor) -> Tensor:
     """(B,) the tokens that each row (B, T), padded on the right, shares with the start of the row before it."""
     inside = torch.arange(ids.size(1), device=ids.device) < lengths.unsqueeze(1)
     is_shared = (ids[1:] == ids[:-1]) & inside[1:] & inside[:-1]
-    return torch.cat([lengths.new_zeros(1), is_shared.cumprod(1).sum(1)])
+    n_shared = is_shared.cumprod(1).sum(1)  # (B - 1,) up to the first token that differs
+    return torch.cat([lengths.new_zeros(1), n_shared])
 
 
 def regroup(
@@ -67,13 +71,20 @@ def regroup(
     """
     generation: dict[str, Tensor] = {}
     for name, value in batches[0].items():
-        generation[name] = torch.cat([batch[name] for batch in batches]) if value.ndim else value
+        generation[name] = value
+        if value.ndim:  # a number without rows is that of the whole generation
+            generation[name] = torch.cat([batch[name] for batch in batches])
     order = prefix_order(*prompt_and_completion(generation))
-    moves = has_gradient(generation)[order]
-    order = torch.cat([order[moves], order[~moves]])
+    is_trained = has_gradient(generation)[order]
+    order = torch.cat([order[is_trained], order[~is_trained]])
+    batch_size = len(order) // len(batches)
     regrouped = []
-    for rows in torch.split(order, len(order) // len(batches)):
-        regrouped.append({name: value[rows] if value.ndim else value for name, value in generation.items()})
+    for rows in torch.split(order, batch_size):
+        micro_batch = dict(generation)
+        for name, value in generation.items():
+            if value.ndim:
+                micro_batch[name] = value[rows]
+        regrouped.append(micro_batch)
     return regrouped
 
 
@@ -93,7 +104,9 @@ def split_by_tokens(
     rows = rows[prefix_order(input_ids[rows], attention_mask[rows])]
     mask, ids = flush_left(attention_mask[rows], input_ids[rows])
     lengths = mask.sum(1)
-    shared = shared_prefix_lengths(ids, lengths) if shares_prefixes else torch.zeros_like(lengths)
+    shared = torch.zeros_like(lengths)
+    if shares_prefixes:
+        shared = shared_prefix_lengths(ids, lengths)
     starts = [0]
     tokens = 0  # the current part's
     for number, (length, n_shared) in enumerate(zip(lengths.tolist(), shared.tolist(), strict=True)):
@@ -117,10 +130,12 @@ def split_rows_evenly(rows: Tensor, count: int) -> tuple[list[Tensor], int]:
 
 def select_rows(inputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
     """The masks of a micro-batch in which only some of its rows have weight, on any track."""
-    masks = {"tool_mask": inputs.get("tool_mask", torch.ones_like(inputs["completion_mask"]))}
+    completion_mask = inputs["completion_mask"]  # (B, C)
+    masks = {"tool_mask": inputs.get("tool_mask", torch.ones_like(completion_mask))}
     if "schema_mask" in inputs:
         masks["schema_mask"] = inputs["schema_mask"]
-    selected = torch.zeros_like(inputs["completion_mask"][:, :1]).index_fill(0, rows, 1)  # (B, 1)
+    no_rows = torch.zeros_like(completion_mask[:, :1])  # (B, 1)
+    selected = no_rows.index_fill(0, rows, 1)
     return {name: mask * selected for name, mask in masks.items()}
 
 
@@ -134,11 +149,13 @@ def without_padding(
         completion: C.
     """
     prompt_lengths = attention_mask[:, :-completion].sum(1)  # (B,)
+    shortest_prompt = int(prompt_lengths.min())
     mask, ids = flush_left(attention_mask, input_ids)
-    keep = mask.size(1) - int(prompt_lengths.min())
+    keep = mask.size(1) - shortest_prompt
     logps, entropies, aux_loss = compute(input_ids=ids, attention_mask=mask, logits_to_keep=keep)
-    first = (prompt_lengths - prompt_lengths.min()).unsqueeze(1)
-    columns = (first + torch.arange(completion, device=mask.device)).clamp(max=keep - 1)  # (B, C)
+    first = (prompt_lengths - shortest_prompt).unsqueeze(1)  # (B, 1) columns of the first completion tokens
+    columns = first + torch.arange(completion, device=mask.device)  # (B, C)
+    columns = columns.clamp(max=keep - 1)  # those past the end are padding
     is_padding = attention_mask[:, -completion:] == 0
 
     def at_completion(values: Tensor) -> Tensor:
@@ -156,10 +173,11 @@ def scatter_rows(parts: Sequence[TokenScores], rows: Tensor, total: int) -> Toke
         joined = torch.cat(list(values))
         return joined.new_zeros(total, joined.size(1)).index_copy(0, rows, joined)
 
+    logps = scatter([part.logps for part in parts])
     entropies = [part.entropies for part in parts if part.entropies is not None]
     aux_losses = [part.aux_loss for part in parts if part.aux_loss is not None]
     return TokenScores(
-        scatter([part.logps for part in parts]),
-        scatter(entropies) if entropies else None,
-        torch.stack(aux_losses).mean() if aux_losses else None,
+        logps=logps,
+        entropies=scatter(entropies) if entropies else None,
+        aux_loss=torch.stack(aux_losses).mean() if aux_losses else None,
     )

@@ -8,7 +8,7 @@ answer shows, then the answer. No text before a probe holds a stored value that 
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -47,6 +47,15 @@ class Lookup:
     asked: str | None = None  # the question's word for it; None if the source does not say.
 
 
+@dataclasses.dataclass(frozen=True)
+class NamesRead:
+    """The tables and columns that a gold SQL reads, as the oracle writes them."""
+
+    tables: Sequence[str]
+    columns: Sequence[tuple[str, str]]  # (table, column)
+    by_table: Mapping[str, Sequence[str]]  # tables in the order of the SQL, each with its columns; keys are left out
+
+
 class OraclePolicy(ScriptedPolicy):
     """Plays the plan of an example's gold SQL through any protocol.
 
@@ -68,6 +77,10 @@ class OraclePolicy(ScriptedPolicy):
         self._protocol = protocol
         self._error_rate = error_rate
         self._guesses = guesses
+        self._in_phases = isinstance(protocol, Phases)
+        self._look = ActionKind.EXPLORE if self._in_phases else ActionKind.SQL  # the kind of its looks
+        self._proposes = self._in_phases or ActionKind.PROPOSE in getattr(protocol, "kinds", {}).values()
+        self._sees_schema = protocol.config.schema_view not in ("hidden", "names")
         self._spelling = spelling
         self._read = schemas
         self._schemas: dict[str, Schema | None] = {}
@@ -78,9 +91,11 @@ class OraclePolicy(ScriptedPolicy):
         if request.session not in self._scripts:
             self._scripts[request.session] = self.script(request.example, request.seed)
         actions = self._scripts[request.session]
-        forced = self._protocol.demand
-        ends_now = bool(forced) and request.messages[-1][1].endswith(forced)
-        action = actions[-1] if ends_now else actions[min(request.turn, len(actions) - 1)]
+        demand = self._protocol.demand
+        _role, last_message = request.messages[-1]
+        action = actions[min(request.turn, len(actions) - 1)]
+        if demand and last_message.endswith(demand):
+            action = actions[-1]
         try:
             return self._protocol.write(action)
         except ValueError:
@@ -98,33 +113,12 @@ class OraclePolicy(ScriptedPolicy):
 
     def _actions(self, example: Example, rng: random.Random) -> list[Action]:
         protocol = self._protocol
-        view = protocol.config.schema_view
-        sees_schema = view not in ("hidden", "names")
-        in_phases = isinstance(protocol, Phases)
-        proposes = in_phases or ActionKind.PROPOSE in getattr(protocol, "kinds", {}).values()
         schema = self._schema(example.database)
         if self._spelling == "schema" and schema:
             example = _in_schema_words(example, schema)
+        names = self._names_read(example, schema)
         sql = example.gold_sql.strip().rstrip(";").strip()
-        reads = example.annotations.reads
-        tables: list[str] = []
-        columns: list[tuple[str, str]] = []
-        if schema and (proposes or not reads or not sees_schema):
-            (items,) = analyst.schema_items([(example.gold_sql, schema, analyst.reading(example.database))])
-            if items is not None:
-                tables = sorted(items.tables)
-                columns = sorted(items.columns)
-        if not reads:
-            reads = _columns_in_order(example.gold_sql, schema, tables, columns)
-        if self._spelling == "schema" and schema:
-            reads = _as_spelled(reads, schema)
-            columns_by_table = {table: [column for owner, column in columns if owner == table] for table in tables}
-            spelled = _as_spelled(columns_by_table, schema)
-            tables = list(spelled)
-            columns = [(table, column) for table, names in spelled.items() for column in names]
-        linked = rng.choice(LINK if reads else PLAIN)
-        if reads:
-            linked = f"{linked} {' , '.join(' '.join([table, *names]) for table, names in reads.items())}"
+        linked = _linking(names.by_table, rng)
         if isinstance(protocol, SingleTurn) or protocol.config.max_turns == 1:
             return [Action(ActionKind.SOLUTION, sql, linked)]
 
@@ -134,38 +128,78 @@ class OraclePolicy(ScriptedPolicy):
         answer = " , ".join([*findings, linked])
         mistake: list[Action] = []
         if rng.random() < self._error_rate:
-            mistake = _mistake(sql, looked_up, in_phases, analyst.reading(example.database), rng)
-
-        # Looks at what the prompt does not show: the tables' names, the columns of those needed, and stored values.
-        look = ActionKind.EXPLORE if in_phases else ActionKind.SQL
-        looks = []
-        if view == "hidden":
-            looks.append(Action(look, DIALECTS[example.database.engine].tables_query, rng.choice(TABLES)))
-        if not sees_schema:
-            for table in tables:
-                reasoning = rng.choice(COLUMNS).format(table=table)
-                name = (schema or Schema(())).written(table, written(example.database.engine))
-                looks.append(Action(look, f"SELECT * FROM {name} LIMIT 1", reasoning))
+            engine = analyst.reading(example.database)
+            mistake = _mistake(sql, looked_up, self._in_phases, engine, rng)
+        looks = self._looks_at_schema(example.database, schema, names.tables, rng)
         looks += mistake
-        probes = dict.fromkeys((lookup.probe, lookup.table, lookup.column) for lookup in looked_up)
-        for probe, table, column in list(probes)[:MOST_PROBES]:
-            looks.append(Action(look, probe, rng.choice(PROBE).format(table=table, column=column)))
+        looks += self._probes(looked_up, rng)
         proposal: list[Action] = []
-        if proposes and tables:
-            proposal = [_proposal(tables, columns, rng)]
+        if self._proposes and names.tables:
+            proposal = [_proposal(names.tables, names.columns, rng)]
 
         solution = Action(ActionKind.SOLUTION, sql, answer)
-        if in_phases:
+        if self._in_phases:
             generated = Action(ActionKind.GENERATE, sql, answer)
             confirmed = dataclasses.replace(solution, reasoning=rng.choice(CONFIRM))
-            actions = [*looks, *proposal, generated, confirmed]
-            return [action for action in actions if action.kind is ActionKind.SOLUTION or self._can_say(action)]
+            actions = [*looks, *proposal, generated]
+            return [*filter(self._can_say, actions), confirmed]
         # ReAct's scout proposes before its looks if the prompt shows the schema, else after them.
-        proposal = [action for action in proposal if self._can_say(action)]
-        actions = [*proposal, *looks] if sees_schema else [*looks, *proposal]
-        if actions and sees_schema:  # said before the first look, the plan is copied after it, and not made anew
-            actions[0] = dataclasses.replace(actions[0], reasoning=f"{linked} , {actions[0].reasoning}")
+        proposal = list(filter(self._can_say, proposal))
+        if not self._sees_schema:
+            return [*looks, *proposal, solution]
+        actions = [*proposal, *looks]
+        if actions:  # said before the first look, the plan is copied after it, and not made anew
+            first = actions[0]
+            actions[0] = dataclasses.replace(first, reasoning=f"{linked} , {first.reasoning}")
         return [*actions, solution]
+
+    def _names_read(self, example: Example, schema: Schema | None) -> NamesRead:
+        """The names that the gold SQL reads; without those of all columns where nothing asks for them."""
+        tables: list[str] = []
+        columns: list[tuple[str, str]] = []
+        by_table = example.annotations.reads
+        needs_analysis = self._proposes or not self._sees_schema or not by_table
+        if schema and needs_analysis:
+            (items,) = analyst.schema_items([(example.gold_sql, schema, analyst.reading(example.database))])
+            if items is not None:
+                tables = sorted(items.tables)
+                columns = sorted(items.columns)
+        if not by_table:
+            by_table = _columns_in_order(example.gold_sql, schema, tables, columns)
+        if self._spelling == "schema" and schema:
+            by_table = _as_spelled(by_table, schema)
+            columns_by_table = {table: _columns_of(table, columns) for table in tables}
+            spelled = _as_spelled(columns_by_table, schema)
+            tables = list(spelled)
+            columns = []
+            for table, names in spelled.items():
+                columns += [(table, name) for name in names]
+        return NamesRead(tables, columns, by_table)
+
+    def _looks_at_schema(
+        self, database: Database, schema: Schema | None, tables: Sequence[str], rng: random.Random
+    ) -> list[Action]:
+        """Looks at what the prompt does not show: the tables' names, and the columns of those that are needed."""
+        looks = []
+        if self._protocol.config.schema_view == "hidden":
+            looks.append(Action(self._look, DIALECTS[database.engine].tables_query, rng.choice(TABLES)))
+        if self._sees_schema:
+            return looks
+        write_name = written(database.engine)
+        for table in tables:
+            reasoning = rng.choice(COLUMNS).format(table=table)
+            name = (schema or Schema(())).written(table, write_name)
+            looks.append(Action(self._look, f"SELECT * FROM {name} LIMIT 1", reasoning))
+        return looks
+
+    def _probes(self, needed: Sequence[Lookup], rng: random.Random) -> list[Action]:
+        """Looks at the stored values of columns, each column once, and at most `MOST_PROBES` of them."""
+        probes = dict.fromkeys((lookup.probe, lookup.table, lookup.column) for lookup in needed)
+        looks = []
+        for probe, table, column in list(probes)[:MOST_PROBES]:
+            reasoning = rng.choice(PROBE).format(table=table, column=column)
+            looks.append(Action(self._look, probe, reasoning))
+        return looks
 
     def _schema(self, database: Database) -> Schema | None:
         """A database's schema; None if it cannot be read."""
@@ -184,9 +218,12 @@ class OraclePolicy(ScriptedPolicy):
         guessed = []
         spellings: dict[str, str] = {}
         for lookup in needed:
-            share = self._guesses.get(lookup.column.lower(), 0.0) if lookup.asked else 0.0
+            share = 0.0
+            if lookup.asked:
+                share = self._guesses.get(lookup.column.lower(), 0.0)
             if share and rng.random() < share:
-                spelling = rng.choice(SPELLINGS)(str(lookup.asked))
+                spell = rng.choice(SPELLINGS)
+                spelling = spell(str(lookup.asked))
                 spellings[lookup.stored] = spelling
                 guessed.append(dataclasses.replace(lookup, stored=spelling))
             else:
@@ -214,9 +251,26 @@ def _as_spelled(reads: Mapping[str, Sequence[str]], schema: Schema) -> dict[str,
     spelled: dict[str, list[str]] = {}
     for name, columns in reads.items():
         table = by_name.get(name.lower())
-        names = {column.name.lower(): column.name for column in table.columns} if table else {}
-        spelled[table.name if table else name] = [names.get(column.lower(), column) for column in columns]
+        if table is None:
+            spelled[name] = list(columns)
+            continue
+        names = {column.name.lower(): column.name for column in table.columns}
+        spelled[table.name] = [names.get(column.lower(), column) for column in columns]
     return spelled
+
+
+def _columns_of(table: str, columns: Iterable[tuple[str, str]]) -> list[str]:
+    """The columns of one table among (table, column) pairs."""
+    return [column for owner, column in columns if owner == table]
+
+
+def _linking(reads: Mapping[str, Sequence[str]], rng: random.Random) -> str:
+    """The names that the answer reads, in words: "use singer name age , concert"."""
+    if not reads:
+        return rng.choice(PLAIN)
+    verb = rng.choice(LINK)
+    tables = [" ".join([table, *names]) for table, names in reads.items()]
+    return f"{verb} {' , '.join(tables)}"
 
 
 def _columns_in_order(
@@ -231,7 +285,7 @@ def _columns_in_order(
     named = sorted(set(columns) - keys, key=lambda pair: (text.find(pair[1]), pair))
     reads: dict[str, list[str]] = {}
     for name in sorted(tables, key=lambda name: (text.find(name), name)):
-        reads[name] = [column for owner, column in named if owner == name]
+        reads[name] = _columns_of(name, named)
     return reads
 
 
@@ -251,27 +305,30 @@ def _mistake(sql: str, looked_up: Sequence[Lookup], in_phases: bool, engine: str
     if looked_up:
         words = {}
         for lookup in looked_up:
-            is_other = bool(lookup.asked) and lookup.asked != lookup.stored
-            words[lookup.stored] = str(lookup.asked) if is_other else lookup.stored.upper()
+            words[lookup.stored] = lookup.asked or lookup.stored
+            if words[lookup.stored] == lookup.stored:
+                words[lookup.stored] = lookup.stored.upper()
         wrong = _replaced(sql, words)
         if wrong == sql:
             return []
         guess = rng.choice(GUESS).format(asked=words[looked_up[0].stored])
-        return [Action(ActionKind.GENERATE if in_phases else ActionKind.SQL, wrong, guess)]
+        kind = ActionKind.GENERATE if in_phases else ActionKind.SQL
+        return [Action(kind, wrong, guess)]
     if in_phases:
         return []
     table = analyst.first_table([(sql, engine)])[0]
     if table is None:
         return []
-    wrong = re.sub(rf"\b{re.escape(table)}\b", f"{table}s", sql)
-    return [Action(ActionKind.SQL, wrong, rng.choice(SLIP).format(table=f"{table}s"))]
+    plural = f"{table}s"
+    wrong = re.sub(rf"\b{re.escape(table)}\b", plural, sql)
+    return [Action(ActionKind.SQL, wrong, rng.choice(SLIP).format(table=plural))]
 
 
 def _proposal(tables: Sequence[str], columns: Sequence[tuple[str, str]], rng: random.Random) -> Action:
     """The proposal of the schema that the answer needs."""
     proposed = {}
     for table in tables:
-        names = [name for owner, name in columns if owner == table]
+        names = _columns_of(table, columns)
         if names:
             proposed[table] = names
     return Action(ActionKind.PROPOSE, knowledge.proposal(tables, proposed), rng.choice(PROPOSE))
@@ -297,5 +354,6 @@ def _replaced(sql: str, words: Mapping[str, str]) -> str:
     """The SQL with other texts in quotes; as it is if there are none to replace."""
     if not words:
         return sql
-    quoted = re.compile(rf"(['\"])({'|'.join(map(re.escape, words))})\1")
+    any_text = "|".join(map(re.escape, words))
+    quoted = re.compile(rf"(['\"])({any_text})\1")
     return quoted.sub(lambda match: f"{match[1]}{words[match[2]]}{match[1]}", sql)

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import ExecutionStatus
@@ -73,6 +73,15 @@ class WorkerDeath:
     proven: bool = False  # True if a second worker died of the same statement, so the machine is not to blame.
 
 
+class WorkerEnd(NamedTuple):
+    """The end of a worker's process, and the jobs that it leaves."""
+
+    death: WorkerDeath
+    retired: bool  # Whether it ended by itself after many jobs.
+    culprit: Task | None  # The job that it died of.
+    others: list[Task]  # Jobs that it held and that somebody waits for, without the culprit.
+
+
 class MalformedReply(Exception):
     """A worker's bytes are not a reply to the job."""
 
@@ -103,20 +112,17 @@ def _is_result(reply: Any) -> bool:
     if type(reply) is not tuple or len(reply) != 8:
         return False
     status, columns, rows, truncated, error, error_class, ms, work = reply
-    return (
-        status in STATUSES
-        and isinstance(columns, (list, tuple))
-        and isinstance(rows, (list, tuple))
-        and all(isinstance(name, str) for name in columns)
-        and set(map(type, rows)) <= {tuple}
-        and set(map(len, rows)) <= {len(columns)}
-        and isinstance(truncated, (bool, int))
-        and (error_class is None) == (status == OK)
-        and _is_text_or_none(error)
-        and _is_text_or_none(error_class)
-        and _is_number(ms)
-        and isinstance(work, int)
-    )
+    if status not in STATUSES or (error_class is None) != (status == OK):
+        return False
+    if not _is_text_or_none(error) or not _is_text_or_none(error_class):
+        return False
+    if not isinstance(columns, (list, tuple)) or not all(isinstance(name, str) for name in columns):
+        return False
+    if not isinstance(rows, (list, tuple)) or set(map(type, rows)) - {tuple}:
+        return False
+    if set(map(len, rows)) - {len(columns)}:
+        return False
+    return isinstance(truncated, (bool, int)) and _is_number(ms) and isinstance(work, int)
 
 
 def _is_end(end: Any) -> bool:
@@ -256,27 +262,40 @@ class Worker:
 
     def take_back(self) -> list[Task]:
         """The jobs behind the one that runs now, each at most once; the worker will skip them."""
+        if not self.held:
+            return []
         at, _, _ = self.page.current()
-        if not self.held or at < self.held[0][0]:
+        first_held, _ = self.held[0]
+        if at < first_held:
             return []
         last_begun = max(at, self._recalled)
-        waiting = {number: task for number, task in self.held if number > last_begun}
-        self._taken |= waiting.keys()
-        self._recalled = self.held[-1][0]
-        self.page.recall(self._recalled + 1)
-        return [task for task in waiting.values() if not task.done]
+        waiting = []
+        for number, task in self.held:
+            if number > last_begun:
+                self._taken.add(number)
+                waiting.append(task)
+        last_held, _ = self.held[-1]
+        self._recalled = last_held
+        self.page.recall(last_held + 1)
+        return [task for task in waiting if not task.done]
 
     def is_abandoned(self) -> bool:
         """Whether nobody waits any more for the statement that it is at."""
-        at = self.page.current()[0]
-        return any(task.done for number, task in self.held if number == at)
+        at, _, _ = self.page.current()
+        task = dict(self.held).get(at)
+        return task is not None and task.done
+
+    def is_stuck(self, now: float) -> bool:
+        """Whether it works at a statement that holds up the jobs behind it."""
+        return self.has_begun() and self.is_slow(now)
 
     def is_slow(self, now: float) -> bool:
         """Whether its statement holds up the jobs behind it, by the clock or by its work."""
         if not self.held:
             return False
-        at = self.page.current()[0]
-        is_long = at >= self.held[0][0] and self.page.work_of(at) > STUCK_WORK
+        at, _, _ = self.page.current()
+        first_held, _ = self.held[0]
+        is_long = at >= first_held and self.page.work_of(at) > STUCK_WORK
         return is_long or now - self.answered_at > STUCK_SECONDS
 
     def has_begun(self) -> bool:
@@ -289,8 +308,8 @@ class Worker:
         first_held, _ = self.held[0]
         return at >= first_held
 
-    def end(self) -> tuple[WorkerDeath, bool, Task | None, list[Task]]:
-        """End the process: its death, whether it retired, the job that it died of, and the others that it held."""
+    def end(self) -> WorkerEnd:
+        """End the process."""
         try:
             code = self._process.wait(0.05)  # its own exit code: its stream ends before its exit is seen
         except subprocess.TimeoutExpired:
@@ -302,10 +321,12 @@ class Worker:
         # A malformed reply is laid at its job, whatever job the worker says it is at.
         culprit = self._garbled
         if culprit is None and not retired:
-            culprit = next((task for number, task in self.held if number == at), None)
+            culprit = dict(self.held).get(at)
         others = [task for _, task in self.held if task is not culprit and not task.done]
-        timeout = code == -signal.SIGALRM and not phase & OPENING
-        return WorkerDeath(timeout, phase & 1, bool(phase & OPENING)), retired, culprit, others
+        opening = bool(phase & OPENING)
+        timeout = code == -signal.SIGALRM and not opening
+        death = WorkerDeath(timeout, phase & 1, opening)
+        return WorkerEnd(death, retired, culprit, others)
 
     def close(self) -> None:
         """End the process and let go of all that belongs to it."""
@@ -381,11 +402,17 @@ class Pool:
         for slot in range(len(self._homes)):
             self._feed(slot, now)
         for slot in range(len(self._homes), len(self._workers)):
-            stuck = (worker and worker.has_begun() and worker.is_slow(now) for worker in self._workers[:slot])
-            if not any(self._homes) or not all(stuck):
+            if not any(self._homes):
                 return
-            if slot == len(self._homes) or any(task.urgent for home in self._homes for task in home):
+            if not all(worker is not None and worker.is_stuck(now) for worker in self._workers[:slot]):
+                return
+            is_first_spare = slot == len(self._homes)
+            if is_first_spare or self._has_urgent_task():
                 self._feed(slot, now)
+
+    def _has_urgent_task(self) -> bool:
+        """Whether an event loop waits for a job that no worker has."""
+        return any(task.urgent for home in self._homes for task in home)
 
     def _feed(self, slot: int, now: float) -> None:
         """Send jobs to a slot's worker while it has room, and start one if there is none."""
@@ -400,8 +427,7 @@ class Pool:
                     source = fullest
             if not source:
                 return
-            is_stuck = worker is not None and worker.has_begun() and worker.is_slow(now)
-            if worker is not None and (len(worker.batches) >= IN_FLIGHT or is_stuck):
+            if worker is not None and (len(worker.batches) >= IN_FLIGHT or worker.is_stuck(now)):
                 return
             if worker is None:
                 try:
@@ -457,7 +483,9 @@ class Pool:
             statement = worker.page.current()
             _, phase, _ = statement
             is_running = worker.has_begun() and not phase & OPENING  # False while it starts or opens a database
-            limit = self._bounds.timeout_s * KILL_FACTOR + KILL_MARGIN if is_running else START_SECONDS
+            limit = START_SECONDS
+            if is_running:
+                limit = self._bounds.timeout_s * KILL_FACTOR + KILL_MARGIN
             if last_seen != statement:
                 self._pulses[worker] = statement, now
             elif now - since > limit:
@@ -469,8 +497,9 @@ class Pool:
         self._forget(slot, worker)
         death, retired, culprit, others = worker.end()
         death.timeout |= hung
+        died_early = culprit is None and not retired
         for task in reversed(others):
-            task.deaths += culprit is None and not retired
+            task.deaths += died_early
             if task.deaths >= MAX_EARLY_DEATHS:
                 task.finish(death)
             else:
@@ -493,13 +522,14 @@ class Pool:
         self._pulses.pop(worker, None)
 
     def close(self) -> None:
-        unfinished = [task for home in self._homes for task in home]
+        unfinished: list[Task] = []
+        for home in self._homes:
+            unfinished += home
+            home.clear()
         for slot, worker in enumerate(self._workers):
             if worker is not None:
                 self._forget(slot, worker)
                 worker.close()
                 unfinished += [task for _, task in worker.held]
-        for home in self._homes:
-            home.clear()
         for task in unfinished:
             task.finish(WorkerDeath(False, 0))

@@ -103,9 +103,10 @@ class OpenDatabases:
         self._page.set_opening(True)
         try:
             session = self._open(location, self._bounds, self._timer)
-            hidden = self.hidden.get(base.identity(location)) if self.hidden else None
-            if hidden is not None:
-                session.hide(base.Hidden.of(hidden))
+            if self.hidden:
+                names = self.hidden.get(base.identity(location))
+                if names is not None:
+                    session.hide(base.Hidden.of(names))
         finally:
             self._page.set_opening(False)
         self._sessions[location] = session
@@ -185,10 +186,11 @@ class JobServer:
         if hidden is None:
             return
         self._databases.hidden = pickle.loads(hidden)
-        while (body := self._frame()) is not None:
+        for body in iter(self._frame, None):
             self._flushed = perf_counter()
             first, jobs = pickle.loads(body)
-            self._databases.refresh({location for job in jobs for location in job[1]})
+            locations = set(itertools.chain.from_iterable(job[1] for job in jobs))
+            self._databases.refresh(locations)
             # Neighbours on one database share its read lock.
             for location, numbered in itertools.groupby(enumerate(jobs, first), _first_location):
                 group = list(numbered)
@@ -270,8 +272,9 @@ class JobServer:
         predicted = self._predicted(number, locations[0], predicted_sql, gold_sql)
         if predicted.status == TIMEOUT:  # wrong by all: no gold query is asked while a server may still be at it
             return dict.fromkeys(equalities, 0.0), _end_of(gold, is_cached), _end_of(predicted)
-        units = (None, None) if names is None else value_units(names, gold_sql, predicted_sql)
-        facts = Gold(gold_facts[0], gold_facts[1], units)
+        facts = Gold(*gold_facts)
+        if names is not None:
+            facts = facts._replace(units=value_units(names, gold_sql, predicted_sql))
         has_more_statements: bool | None = None  # only some equalities ask for it
         scores: dict[str, float] = {}
         for name in equalities:
@@ -299,7 +302,9 @@ class JobServer:
                     if expected.status != OK:
                         return {}, _end_of(expected), _end_of(predicted)
                     given = self._predicted(number, location, predicted_text, gold_text)
-                score = equality.compare(expected, given, facts) if given.status == OK else 0.0
+                score = 0.0
+                if given.status == OK:
+                    score = equality.compare(expected, given, facts)
                 scores[name] = min(scores[name], score)
                 if not scores[name]:
                     break
@@ -327,21 +332,31 @@ class JobServer:
             return self._predictions[key]
         # A prediction may say that the database is not available only if gold cannot run either: else one that makes
         # its engine fail would get out of being scored. It runs twice, for the fault of others may have passed.
-        for _ in range(2):
-            raw = base.untruncated(self._databases.run(location, sql, self._bounds.max_rows))
-            if raw.status != UNAVAILABLE or self._databases.run(location, gold_sql, 1).status == UNAVAILABLE:
-                break
-        else:
-            raw = raw._replace(status=ERROR)
+        raw = self._run_whole(location, sql)
+        if self._fails_alone(raw, location, gold_sql):
+            raw = self._run_whole(location, sql)
+            if self._fails_alone(raw, location, gold_sql):
+                raw = raw._replace(status=ERROR)
         self._predictions[key] = raw
         return raw
+
+    def _run_whole(self, location: str, sql: str) -> base.RawResult:
+        return base.untruncated(self._databases.run(location, sql, self._bounds.max_rows))
+
+    def _fails_alone(self, raw: base.RawResult, location: str, gold_sql: str) -> bool:
+        """Whether a prediction's database is not available, and yet the gold query runs."""
+        if raw.status != UNAVAILABLE:
+            return False
+        return self._databases.run(location, gold_sql, 1).status != UNAVAILABLE
 
     def _send(self) -> None:
         """Write all replies as a frame, then start anew."""
         body = self._replies.getvalue()
+        if not body:
+            return
         self._replies.seek(0)
         self._replies.truncate()
-        unsent = memoryview(HEADER.pack(len(body)) + body) if body else memoryview(b"")
+        unsent = memoryview(HEADER.pack(len(body)) + body)
         while unsent:
             unsent = unsent[os.write(1, unsent) :]
 
