@@ -465,10 +465,10 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "sql/similarity.py::normalised": [
             Fault(
                 "words in the order of the question",
-                "tuple(sorted(word for word in _WORD.findall(fold(question))",
-                "tuple((word for word in _WORD.findall(fold(question))",
+                "return tuple(sorted(words))",
+                "return tuple(words)",
             ),
-            Fault("filler words kept", " if word not in _FILLERS))", "))"),
+            Fault("filler words kept", " if word not in _FILLERS]", "]"),
         ],
         "sql/similarity.py::example_shape": [
             Fault(

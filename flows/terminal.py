@@ -147,7 +147,8 @@ def walk(
     with contextlib.ExitStack() as claims:
         if not is_cached:
             preflight.check_run(recipe, steps)
-            claims.enter_context(claimed(store, [(step.kind, step.key) for step in steps], {"recipe": recipe.name}))
+            keys = [(step.kind, step.key) for step in steps]
+            claims.enter_context(claimed(store, keys, {"recipe": recipe.name}))
         for step in steps:
             started = time.perf_counter()
             if is_cached:  # a run without work is not tracked, but a breach of a contract is still an error

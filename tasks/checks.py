@@ -128,7 +128,10 @@ def filtered_rows(folder: Path) -> pl.DataFrame:
     """The rows that the filter kept and rejected; those left out only for their number are right."""
     kept_rows = frames.read(folder / "data.parquet", "example_id", "sample").select(row=NAMED)
     aside = read_json_lines(folder / QUARANTINE)
-    rows = [(f"{row['example_id']}#{row['sample']}", f"{row['reason']}: {row['detail']}") for row in aside]
+    rows = []
+    for row in aside:
+        name = f"{row['example_id']}#{row['sample']}"
+        rows.append((name, f"{row['reason']}: {row['detail']}"))
     schema = dict.fromkeys(("row", "rejected"), pl.String())
     is_wrong = ~pl.col("rejected").str.starts_with("over_")
     left_out = pl.DataFrame(rows, schema, orient="row").with_columns(rejected=pl.when(is_wrong).then("rejected"))

@@ -63,9 +63,9 @@ def _breach(verdict: Mapping[str, Any], page: Path) -> DataError:
     in_pool = f" of pool {first['pool']}" if first["pool"] else ""
     count = f"{first['bad']} of {first['rows']} rows{in_pool}"
     shares = f"{first['share']:.1%}, allowed {first['allowed']:.1%}"
-    rows = ", ".join(f"{example['row']} ({example['value']})" for example in first["examples"][:3])
+    examples = [f"{example['row']} ({example['value']})" for example in first["examples"][:3]]
     message = f"the data of stage {verdict['stage']!r} breaks its contract: "
-    message += f"{first['says']} in {count} ({shares}): {rows}"
+    message += f"{first['says']} in {count} ({shares}): {', '.join(examples)}"
     if len(broken) > 1:
         message += f"; {len(broken) - 1} more checks are broken"
     return DataError(message, f"All of it is in {page}. {first['advice']}")

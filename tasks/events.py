@@ -185,7 +185,10 @@ def _figure_in_percent(metrics: Mapping[str, float], name: str) -> str:
     if name not in metrics:
         return ""
     text = f"{100 * metrics[name]:.1f}"
-    bounds = [f"{100 * metrics[bound]:.1f}" for bound in (f"{name}_low", f"{name}_high") if bound in metrics]
+    bounds = []
+    for bound in (f"{name}_low", f"{name}_high"):
+        if bound in metrics:
+            bounds.append(f"{100 * metrics[bound]:.1f}")
     if bounds:
         text += f" [{', '.join(bounds)}]"
     return text

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,7 +61,7 @@ class Walk:
 def artifact_key(*parts: str) -> str:
     """A name that Prefect takes: lower-case letters, digits and dashes."""
     text = "-".join(parts).lower()
-    return "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in text)
+    return re.sub(r"[^a-z0-9]", "-", text)
 
 
 class TaskProgress:

@@ -465,6 +465,10 @@ def span(name: str, attributes: Mapping[str, Any]) -> Iterator[Callable[[Mapping
     if tracer is None:
         yield lambda more: None
         return
-    named = {f"{SPAN_NAME}.{key}": value for key, value in attributes.items()}
-    with tracer.start_as_current_span(name, attributes=named) as current:
-        yield lambda more: current.set_attributes({f"{SPAN_NAME}.{key}": value for key, value in more.items()})
+    with tracer.start_as_current_span(name, attributes=_span_attributes(attributes)) as current:
+        yield lambda more: current.set_attributes(_span_attributes(more))
+
+
+def _span_attributes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of a span under our own prefix."""
+    return {f"{SPAN_NAME}.{key}": value for key, value in values.items()}

@@ -95,10 +95,13 @@ def questions_by_table(recipe: Recipe, questions: Sequence[Example]) -> dict[str
         queries.append((question.gold_sql, read_schema(database), analyst.reading(database)))
     ids: dict[str, list[str]] = {}
     for question, items in zip(questions, analyst.schema_items(queries), strict=True):
-        tables = sorted(items.tables) if items is not None else []
+        tables: list[str] = []
+        if items is not None:
+            tables = sorted(items.tables)
         for table in tables or [NO_TABLE]:
             ids.setdefault(table, []).append(question.id)
-    return dict(sorted(ids.items(), key=lambda pair: (-len(pair[1]), pair[0])))
+    commonest_first = sorted(ids, key=lambda table: (-len(ids[table]), table))
+    return {table: ids[table] for table in commonest_first}
 
 
 def paired_table(

@@ -136,14 +136,15 @@ def source_of(model: str) -> str:
 
     A file that was fetched from the package index comes before the hub.
     """
-    exact = CONF / "models" / f"{model}.yaml"
-    matches = sorted(path for path in (CONF / "models").glob("*.yaml") if path.stem.split("_")[0] == model)
-    if exact.is_file():
-        matches = [exact]
+    folder = CONF / "models"
+    matches = [folder / f"{model}.yaml"]
+    if not matches[0].is_file():
+        matches = [path for path in folder.glob("*.yaml") if path.stem.partition("_")[0] == model]
     if len(matches) != 1 or model == "tiny":
         return model
     source = str(read_yaml(matches[0])["model"]["source"])
-    fetched = sorted(FETCHED.glob(f"*/{source.rpartition('/')[2]}*.gguf"))
+    _, _, name = source.rpartition("/")
+    fetched = sorted(FETCHED.glob(f"*/{name}*.gguf"))
     return str(fetched[0]) if fetched else source
 
 

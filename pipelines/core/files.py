@@ -135,7 +135,9 @@ def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple
 
 def read_json_lines(path: Path, torn: bool = False) -> list[Any]:
     """The values of a JSONL file, as of `read_lines`; [] if there is none."""
-    return [value for _, value in read_lines(path, torn=torn)] if path.is_file() else []
+    if not path.is_file():
+        return []
+    return [value for _, value in read_lines(path, torn=torn)]
 
 
 def append_durably(path: Path, line: str) -> None:

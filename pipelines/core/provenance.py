@@ -102,24 +102,35 @@ def code_digest() -> str:
     """A digest of the bytes of the package's Python files; only such code resumes a stage that was interrupted."""
     code = hashlib.sha256()
     for path in sorted((ROOT / "pipelines").rglob("*.py")):
-        code.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
+        head = f"{path.relative_to(ROOT)} {path.stat().st_size}\n"
+        code.update(head.encode() + path.read_bytes())
     return code.hexdigest()
 
 
 def as_tags(made_by: Mapping[str, Any]) -> dict[str, str]:
     """The `facts`, or a manifest's `made_by`, as short texts: commit, python, libraries, machine."""
-    commit = made_by.get("commit")
-    machine = made_by.get("machine", {})
-    gpus = Counter(machine.get("gpus", []))
-    devices = "".join(f", {count} x {name}" for name, count in gpus.items())
-    kind = f" ({machine['processor']})" if machine.get("processor") else ""
-    texts = {
-        "commit": commit and f"{commit}{' with changes' if made_by.get('changed') else ''}",
+    libraries = made_by.get("libraries", {})
+    texts: dict[str, Any] = {
+        "commit": made_by.get("commit"),
         "python": made_by.get("python"),
-        "libraries": ", ".join(f"{name} {number}" for name, number in made_by.get("libraries", {}).items()),
-        "machine": machine and f"{machine.get('system')}, {machine.get('processors')} processors{kind}{devices}",
+        "libraries": ", ".join(f"{name} {number}" for name, number in libraries.items()),
+        "machine": _machine_text(made_by.get("machine", {})),
     }
+    if texts["commit"] and made_by.get("changed"):
+        texts["commit"] += " with changes"
     return {name: text for name, text in texts.items() if text}
+
+
+def _machine_text(machine: Mapping[str, Any]) -> str:
+    """A machine on one line: its system, processors and GPUs; "" if it is not known."""
+    if not machine:
+        return ""
+    text = f"{machine.get('system')}, {machine.get('processors')} processors"
+    if machine.get("processor"):
+        text += f" ({machine['processor']})"
+    for name, count in Counter(machine.get("gpus", [])).items():
+        text += f", {count} x {name}"
+    return text
 
 
 def version(library: str) -> str | None:

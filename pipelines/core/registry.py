@@ -294,7 +294,9 @@ class Registry(Generic[T]):
         """The names of this kind that a slice of a recipe (dotted path to JSON value) uses."""
         names: set[str] = set()
         for path in self.fields:
-            names |= {value for value in _values_at(values, path.split(".")) if isinstance(value, str)}
+            for value in _values_at(values, path.split(".")):
+                if isinstance(value, str):
+                    names.add(value)
         return names
 
     def _load(self) -> None:

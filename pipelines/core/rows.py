@@ -256,4 +256,8 @@ def _by_name(header: Sequence[str], cells: Sequence[str]) -> dict[str, str] | Ba
         text = ",".join(cells)
         hint = f"a text with a comma needs quotes: {text[:MESSAGE_CHARS]}"
         return BadRow("too_many_cells", f"{len(cells)} cells under {len(header)} columns: {hint}", text)
-    return {name: cell for name, cell in zip(header, cells, strict=False) if name and cell.strip()}
+    row = {}
+    for name, cell in zip(header, cells, strict=False):
+        if name and cell.strip():
+            row[name] = cell
+    return row

@@ -101,7 +101,10 @@ def _examine_column(where: str, name: str, values: Sequence[Scalar], is_key: boo
         yield DatabaseFinding("personal data", where, advice)
     if _is_cryptic(name):
         yield DatabaseFinding("cryptic name", where, "a cryptic name: describe it")
-    formats = [form for form, pattern in _DATES.items() if any(map(pattern.fullmatch, texts))]
+    formats = []
+    for form, pattern in _DATES.items():
+        if any(map(pattern.fullmatch, texts)):
+            formats.append(form)
     if len(formats) > 1:
         advice = f"dates in several forms ({', '.join(formats)}): comparing them as text goes wrong"
         yield DatabaseFinding("mixed dates", where, advice)

@@ -226,9 +226,11 @@ def _shared_questions(
 ) -> list[SharedQuestion]:
     """The questions that both systems have unbroken records of in this mode, in the order of `before`."""
     names_after = matched(questions(before), questions(after))
-    records_before = by_question(record for record in before if record.mode == mode)
+    before = [record for record in before if record.mode == mode]
+    after = [record for record in after if record.mode == mode]
+    records_before = by_question(before)
     records_after = {}
-    for example, records in by_question(record for record in after if record.mode == mode).items():
+    for example, records in by_question(after).items():
         if example in names_after:
             records_after[names_after[example]] = records
     shared = []

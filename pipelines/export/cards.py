@@ -269,7 +269,9 @@ def _terms(lineage: Lineage) -> list[str]:
             terms.append(f"- weights: the licence of `{base}` holds")
         else:
             terms.append("- weights: yours, within the data's terms")
-    readers = {str(source["kind"]) for pool in POOLS for source in _sources(lineage, pool)}
+    readers: set[str] = set()
+    for pool in POOLS:
+        readers |= {str(source["kind"]) for source in _sources(lineage, pool)}
     for reader in sorted(readers):
         terms.append(f"- questions and databases, {reader}: {LICENCES.get(reader, UNKNOWN)}")
     if not readers:

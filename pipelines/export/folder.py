@@ -54,7 +54,8 @@ def write(lineage: Lineage, kind: Kind, out: Path, types: Sequence[str] = ("bf16
     try:
         with writing(out.parent):
             work.mkdir(parents=True)
-            require_room(work, n_copies * sum(path.stat().st_size for path in files) // 2**20 + 1)
+            n_bytes = sum(path.stat().st_size for path in files)
+            require_room(work, n_copies * n_bytes // 2**20 + 1)
             for path in files:
                 shutil.copyfile(path, work / path.name)
             if kind == "hub-adapter":

@@ -149,8 +149,12 @@ class StopStrings:
 
 def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
     """The text up to the end of its first stop string: a last token, or a server, may say more than that."""
-    ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
-    return text[: min(ends)] if ends else text
+    end = len(text)
+    for stop in stops:
+        start = text.find(stop)
+        if start >= 0:
+            end = min(end, start + len(stop))
+    return text[:end]
 
 
 def close_tag(text: str, stops: tuple[str, ...], matched: object) -> str:

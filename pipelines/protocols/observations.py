@@ -28,12 +28,14 @@ def defuse(text: str) -> str:
     """The text with every sign that could begin a tag or a marker escaped, and all that cannot be seen; lines stay."""
     text = text.replace("\r\n", "\n")
     if not text.isprintable():
-        text = "".join(sign if _is_seen(sign) else _escape(sign) for sign in text)
+        text = "".join(map(_seen, text))
     return _OPENING.sub(lambda match: _escape(match[0]), text)
 
 
-def _is_seen(sign: str) -> bool:
-    return sign in _KEPT or unicodedata.category(sign) not in _UNSEEN
+def _seen(sign: str) -> str:
+    """A character, or its escape if nobody sees it."""
+    is_seen = sign in _KEPT or unicodedata.category(sign) not in _UNSEEN
+    return sign if is_seen else _escape(sign)
 
 
 def under_headings(sections: Iterable[tuple[str, str]]) -> str:

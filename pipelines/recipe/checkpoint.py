@@ -28,8 +28,10 @@ class CheckpointCard(config.Section):
         """The card as overrides of a recipe, to be followed by the user's own."""
         protocol = json.dumps(self.protocol.model_dump(mode="json"))
         sampling = json.dumps(self.sampling.model_dump(mode="json"))
-        data = [f"data.{name}={json.dumps(getattr(self, name))}" for name in sorted(_DATA & self.model_fields_set)]
-        return [f"protocol={protocol}", f"evaluation.sampling={sampling}", *data]
+        overrides = [f"protocol={protocol}", f"evaluation.sampling={sampling}"]
+        for name in sorted(_DATA & self.model_fields_set):
+            overrides.append(f"data.{name}={json.dumps(getattr(self, name))}")
+        return overrides
 
 
 def folder_of(named: Path) -> Path:

@@ -56,7 +56,7 @@ def explicit_store_folder(overrides: Sequence[str] | None, store_folder: str | N
     """The folder that `--store`, or else the last `store=DIR` among the overrides, names; None without either."""
     if store_folder is not None:
         return store_folder
-    folders = [word.removeprefix(STORE_KEY) for word in overrides or () if word.startswith(STORE_KEY)]
-    if not folders:
-        return None
-    return folders[-1]
+    for override in reversed(overrides or ()):
+        if override.startswith(STORE_KEY):
+            return override.removeprefix(STORE_KEY)
+    return None

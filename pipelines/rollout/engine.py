@@ -148,7 +148,8 @@ class RolloutEngine:
 
         try:
             await self._policy.check()
-            workers += [asyncio.create_task(work()) for _ in range(min(self._policy.live, len(requests)))]
+            n_workers = min(self._policy.live, len(requests))
+            workers += [asyncio.create_task(work()) for _ in range(n_workers)]
             await asyncio.gather(*workers)
             habits.tell()
             await self._policy.check()

@@ -78,7 +78,8 @@ def example_shape(example: Example) -> str:
 
 def normalised(question: str) -> tuple[str, ...]:
     """A question's words, sorted: without case, accents, punctuation and fillers."""
-    return tuple(sorted(word for word in _WORD.findall(fold(question)) if word not in _FILLERS))
+    words = [word for word in _WORD.findall(fold(question)) if word not in _FILLERS]
+    return tuple(sorted(words))
 
 
 def distinct_2(trajectories: Iterable[Trajectory]) -> float:

@@ -101,7 +101,8 @@ def table_names() -> list[str]:
 
 def claim_tables() -> dict[str, PaperTable]:
     """The tables that test a claim, by name, in the order of the claims' numbers."""
-    tables = {name: load_table(name) for name in table_names() if name.startswith("claims/")}
+    names = [name for name in table_names() if name.startswith("claims/")]
+    tables = {name: load_table(name) for name in names}
 
     def number(name: str) -> int:
         claim = tables[name].claim

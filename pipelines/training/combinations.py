@@ -159,7 +159,11 @@ def _refused_rewards(recipe: Recipe) -> Refusals:
             f"{protocol.name} proposes a schema",
             "Set grpo.lambda_schema=0, or give the protocol its proposal (protocol.options).",
         )
-    weighed = [term for term in recipe.rewards if term.weight and (term.track != SCHEMA or grpo.lambda_schema)]
+    weighed = []
+    for term in recipe.rewards:
+        is_track_trained = term.track != SCHEMA or grpo.lambda_schema
+        if term.weight and is_track_trained:
+            weighed.append(term)
     if any(term.term == "trust_schema" for term in weighed) and not _has(protocol, ActionKind.PROPOSE):
         yield (
             f"reward term trust_schema pays a proposed schema, and the protocol {protocol.name} has no turn for one",

@@ -212,8 +212,8 @@ def _death(code: int, last: Mapping[str, Any], plan: Plan) -> errors.SqltrainErr
 
 def _last_words(tail: Sequence[str]) -> str:
     """The line that names the exception, or the last lines; a launcher's own report comes after its worker's."""
-    exceptions = [line.strip() for line in tail if _EXCEPTION.match(line) and not line.startswith(_LAUNCHERS)]
-    if exceptions:
-        return exceptions[-1]
+    for line in reversed(tail):
+        if _EXCEPTION.match(line) and not line.startswith(_LAUNCHERS):
+            return line.strip()
     last_lines = [line for line in tail[-5:] if line.strip()]
     return " | ".join(last_lines) or "it said nothing"

@@ -35,7 +35,11 @@ class MemoryNeed:
     def line(self) -> str:
         """A row of the table."""
         uses = "".join(f"{self.gib[name]:12.2f}" for name in USES)
-        fitting = [str(size) for size in GPU_SIZES if self.gib["peak"] <= size * 1e9 / GIB]
+        fitting = []
+        for size in GPU_SIZES:
+            size_gib = size * 1e9 / GIB
+            if self.gib["peak"] <= size_gib:
+                fitting.append(str(size))
         fits = " ".join(fitting) or "none"
         return f"{self.stage:6}{self.gpus:5}  {self.way:6}{uses}  {fits}"
 
@@ -70,9 +74,9 @@ def need_lines(needs: Sequence[MemoryNeed]) -> Iterator[str]:
 
 def fitting_lines(recipe: Recipe) -> list[str]:
     """For models of 0.5B to 14B: the ways that fit one GPU of each size, and eight of 80 GB, with the most rows."""
-    machines = [(1, size) for size in GPU_SIZES]
-    machines.append((8, GPU_SIZES[-1]))
-    heads = [f"{size} GB" if gpus == 1 else f"{gpus} x {size} GB" for gpus, size in machines]
+    largest = GPU_SIZES[-1]
+    machines = [*((1, size) for size in GPU_SIZES), (8, largest)]  # (GPUs, GB of each)
+    heads = [*(f"{size} GB" for size in GPU_SIZES), f"8 x {largest} GB"]
     rank = DEFAULT_RANK
     if recipe.model.lora is not None:
         rank = recipe.model.lora.rank

@@ -1,9 +1,8 @@
 """The models that are trained: a tiny Qwen3 made from scratch with its own tokenizer, or any causal language model."""
 
-import functools
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +68,14 @@ def make_tiny(model: Model, corpus: Iterable[str], tags: Sequence[str], out: Pat
     network.save_pretrained(out)
 
 
+def _without_tags(corpus: Iterable[str], tags: Sequence[str]) -> Iterator[str]:
+    """The corpus without the protocol's tags: they are tokens already, and must not spend merges."""
+    for text in corpus:
+        for tag in tags:
+            text = text.replace(tag, "")
+        yield text
+
+
 def _tiny_tokenizer(tiny: TinyModel, corpus: Iterable[str], tags: Sequence[str]) -> Any:
     """A tokenizer that knows the corpus; each tag is one token."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -90,9 +97,7 @@ def _tiny_tokenizer(tiny: TinyModel, corpus: Iterable[str], tags: Sequence[str])
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # Tags are tokens already, and must not spend merges.
-    untagged = (functools.reduce(lambda text, tag: text.replace(tag, ""), tags, text) for text in corpus)
-    bpe.train_from_iterator(untagged, trainer=trainer)
+    bpe.train_from_iterator(_without_tags(corpus, tags), trainer=trainer)
     bpe.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
@@ -185,7 +190,8 @@ def merged(weights: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
         layer, _, part = name.rpartition(".base_layer.")
         down, up = (f"{layer}.lora_{side}.{ADAPTER}.weight" for side in "AB")
         if part == "weight" and down in weights:
-            value = (value.float() + scaling * (weights[up].float() @ weights[down].float())).to(value.dtype)
+            update = weights[up].float() @ weights[down].float()
+            value = (value.float() + scaling * update).to(value.dtype)
         plain[name.removeprefix(BASE).replace(".base_layer.", ".")] = value
     return plain
 

@@ -64,7 +64,8 @@ class Probe:
                 f"which weights the server at {url} holds is unknown: it tells no log-probabilities of a prompt",
                 "It must be vLLM 0.22 or newer.",
             )
-        apart = sum(abs(a - b) for a, b in zip(logprobs, self.logprobs, strict=True)) / len(logprobs)
+        differences = [abs(given - own) for given, own in zip(logprobs, self.logprobs, strict=True)]
+        apart = sum(differences) / len(differences)
         if not apart <= self.far:  # NaN too
             raise ResourceError(
                 f"the server at {url} does not hold {self.checkpoint}: log-probabilities differ by {apart:.2g} a token",
@@ -112,8 +113,12 @@ def send_weights(servers: Sequence[str], checkpoint: str, step: int | None = Non
                 return None
             # Adapters get the name of their step; the last ones stay for what is on its way.
             new = f"step-{step}"
-            held = sorted((name for name in served_names(url) if adapter_step(name) >= 0), key=adapter_step)
-            for name in {*held[:-1], *({new} & set(held))}:
+            held = [name for name in served_names(url) if adapter_step(name) >= 0]
+            held.sort(key=adapter_step)
+            outdated = set(held[:-1])
+            if new in held:
+                outdated.add(new)
+            for name in outdated:
                 _call(f"{url}/unload_lora_adapter", {"lora_name": name})
             _call(f"{url}/load_lora_adapter", {"lora_name": new, "lora_path": checkpoint})
         except EndpointError as error:

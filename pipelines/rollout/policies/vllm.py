@@ -123,8 +123,7 @@ class VllmPolicy(Policy):
             raise ResourceError("the server returns no token ids", "It must be vLLM 0.22 or newer.")
         if request.stop not in self._stops:
             self._stops[request.stop] = StopStrings(self.codec.tokenizer, request.stop, self.codec.decode)
-        stops = self._stops[request.stop]
-        end = next((index for index in range(1, len(ids)) if stops.ended(ids[:index])), len(ids))
+        end = _end_of_turn(ids, self._stops[request.stop])
         if self._carries and self._followed:
             self._versions.setdefault(request.session, []).extend(choice.versions[:end])
         spoken = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
@@ -172,8 +171,10 @@ class VllmPolicy(Policy):
         content = (choice["logprobs"] or {}).get("content") or []
         versions = [-1] * len(ids)
         for span in choice.get("weight_versions") or ():
+            start = span["start"]
+            end = span["end"]
             version = int(span["version"]) if span["version"].isdecimal() else adapter_step(model)
-            versions[span["start"] : span["end"]] = [version] * (span["end"] - span["start"])
+            versions[start:end] = [version] * (end - start)
         logprobs = SimpleNamespace(token_logprobs=[token["logprob"] for token in content])
         return SimpleNamespace(
             token_ids=ids, logprobs=logprobs, finish_reason=choice["finish_reason"], versions=versions
@@ -246,3 +247,11 @@ class VllmPolicy(Policy):
             if not self._drawn:
                 break
         return self._drawn
+
+
+def _end_of_turn(ids: Sequence[int], stops: StopStrings) -> int:
+    """The number of a turn's ids up to and with the one that completes a stop string; all if none does."""
+    for count in range(1, len(ids)):
+        if stops.ended(ids[:count]):
+            return count
+    return len(ids)

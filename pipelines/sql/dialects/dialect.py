@@ -190,7 +190,8 @@ def find_name(name: str, names: Iterable[str], engine: str) -> str | None:
     if DIALECTS[engine].folds_names:
         return name.lower() if name.lower() in known else None
     fold = str.lower if DIALECTS[engine].is_server else _ascii_lower
-    matches = [candidate for candidate in known if fold(candidate) == fold(name)]
+    wanted = fold(name)
+    matches = [candidate for candidate in known if fold(candidate) == wanted]
     return matches[0] if len(matches) == 1 else None
 
 

@@ -559,9 +559,10 @@ def _is_encrypted(connection: pymysql.Connection[Any]) -> bool:
 
 def _address_mode(location: str) -> str | None:
     """The SQL mode that an address names; None if it names none."""
-    options = parse_qsl(urlsplit(location).query, keep_blank_values=True)
-    modes = (value for key, value in options if key.replace("-", "_").lower() == "sql_mode")
-    return next(modes, None)
+    for key, value in parse_qsl(urlsplit(location).query, keep_blank_values=True):
+        if key.replace("-", "_").lower() == "sql_mode":
+            return value
+    return None
 
 
 def server_mode(connection: pymysql.Connection[Any]) -> frozenset[str]:

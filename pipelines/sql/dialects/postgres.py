@@ -242,7 +242,8 @@ WHERE n.nspname = ANY({_READ})
     @classmethod
     def worker_environment(cls) -> dict[str, str]:
         """The variables of libpq: a worker must reach the same server in the same way as `sqltrain connect` does."""
-        variables = {name: value for name, value in os.environ.items() if name.startswith("PG") or name == "HOME"}
+        names = [name for name in os.environ if name.startswith("PG") or name == "HOME"]
+        variables = {name: os.environ[name] for name in names}
         for name in _FILES:  # a worker's working folder is another one
             if os.path.exists(variables.get(name, "")):
                 variables[name] = os.path.abspath(variables[name])

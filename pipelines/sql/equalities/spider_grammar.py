@@ -397,11 +397,12 @@ def _key_names(entry: Mapping[str, Any]) -> dict[str, str]:
             columns.append(f"{tables[table]}.{column}".lower())
     groups: list[set[int]] = []
     for left, right in entry["foreign_keys"]:
-        group = next((group for group in groups if left in group or right in group), None)
-        if group is None:
-            group = set()
-            groups.append(group)
-        group |= {left, right}
+        for group in groups:
+            if left in group or right in group:
+                group |= {left, right}
+                break
+        else:
+            groups.append({left, right})
     names: dict[str, str] = {}
     for group in groups:
         names |= {columns[index]: columns[min(group)] for index in sorted(group)}
