@@ -139,7 +139,9 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "training/losses.py::ratios": [
             Fault("the ratio inverted", "log_ratio = logps - old\n", "log_ratio = old - logps\n"),
             Fault(
-                "the sum of an episode, not its mean", "/ mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)", ").unsqueeze(-1)"
+                "the sum of an episode, not its mean",
+                "log_ratio = _mean_over_tokens(log_ratio, mask)",
+                "log_ratio = (log_ratio * mask).sum(-1, keepdim=True)",
             ),
         ],
         "training/losses.py::clipped_weight": [
@@ -152,8 +154,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "training/losses.py::clipped_objective": [
             Fault(
                 "the larger of the two objectives",
-                "-(track.ratio * track.advantages).minimum(",
-                "-(track.ratio * track.advantages).maximum(",
+                "return -plain.minimum(clipped)",
+                "return -plain.maximum(clipped)",
             ),
             Fault(
                 "the lower bound on both sides",
@@ -186,8 +188,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             Fault("no cap", "log_weights.exp().clamp(max=cap)", "log_weights.exp()"),
             Fault(
                 "one of the bounds is enough",
-                "(mean_ratio >= bounds[0]) & (mean_ratio",
-                "(mean_ratio >= bounds[0]) | (mean_ratio",
+                "(mean_ratio >= low) & (mean_ratio",
+                "(mean_ratio >= low) | (mean_ratio",
             ),
         ],
         "training/grpo_trainer.py::GrpoTrainer._split_micro_batch": [
@@ -816,8 +818,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "protocols/blocks.py::truncate_at_stop": [
             Fault(
                 "the last end, not the first",
-                "return text[: min(ends)] if ends else text",
-                "return text[: max(ends)] if ends else text",
+                "return text[: min(ends)]",
+                "return text[: max(ends)]",
             ),
         ],
         "protocols/phases.py::Phases._named_kind": [

@@ -149,12 +149,14 @@ class StopStrings:
 
 def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
     """The text up to the end of its first stop string: a last token, or a server, may say more than that."""
-    end = len(text)
+    ends = []
     for stop in stops:
         start = text.find(stop)
         if start >= 0:
-            end = min(end, start + len(stop))
-    return text[:end]
+            ends.append(start + len(stop))
+    if not ends:
+        return text
+    return text[: min(ends)]
 
 
 def close_tag(text: str, stops: tuple[str, ...], matched: object) -> str:

@@ -161,18 +161,23 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             output["prompt_ids"].append(prompt)
             output["completion_ids"].append(completion)
             output["paid"].append(None if paid.rewards is None else paid.reward(FULL))
-            logprobs = paid.trajectory.logprobs
-            sampled.append(list(logprobs[-len(completion) :]) if logprobs else [0.0] * len(completion))
-            if paid.outcome is not None and not logprobs:
+            logprobs = [0.0] * len(completion)
+            if paid.trajectory.logprobs:
+                logprobs = list(paid.trajectory.logprobs[-len(completion) :])
+            elif paid.outcome is not None:
                 is_known = False
+            sampled.append(logprobs)
         # All processes give the sampler's log-probabilities, or none does: some policies do not return them.
-        output["logprobs"] = None if self.max_over_ranks(int(not is_known)) else sampled
+        is_missing = self.max_over_ranks(int(not is_known))
+        output["logprobs"] = None if is_missing else sampled
         return output
 
     def _generation(self, prompts: Sequence[str], index: int) -> Generation:
         """The episodes of a generation; with `grpo.staleness` the next ones are begun before it is trained on."""
         first = self.accelerator.process_index * len(prompts)
-        generation = self.ahead.take(prompts) if self.ahead is not None else None
+        generation = None
+        if self.ahead is not None:
+            generation = self.ahead.take(prompts)
         if self.sync is not None:  # episodes of the weights before have arrived, or are carried over
             self.step_log.seconds["sync_seconds"] += self.sync.push(self)
             self.rollouts.policy.follow_weights(self.sync.places)
@@ -180,7 +185,8 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         if generation is None:
             generation = self.rollouts.generate(prompts, index, first)
         if self.ahead is not None:
-            generation.leave_out(self.state.global_step - self.grpo.staleness * self.num_iterations)
+            oldest_step = self.state.global_step - self.grpo.staleness * self.num_iterations
+            generation.leave_out(oldest_step)
             self.rollouts.last = generation.drawn
             self._start_ahead(self.ahead, index, first, len(prompts))
         return generation
@@ -197,19 +203,23 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         """
         questions = self.grpo.questions_per_step
         weights = None
-        for following in range(max(index, ahead.last) + 1, index + self.grpo.staleness + 1):
+        places = None if self.sync is None else self.sync.places
+        next_one = max(index, ahead.last) + 1
+        last_one = index + self.grpo.staleness
+        for following in range(next_one, last_one + 1):
             step = following * self.num_iterations
             if step >= self.state.max_steps:
                 break
             if self.sync is None and step % self.args.save_steps == 0:
                 break
-            start = following * questions
-            names = self.train_dataset["prompt"][start : start + questions]
-            rows = [name for name in names for _ in range(self.grpo.group)]
             if self.sync is None and weights is None:
-                weights = whole_weights(self)[1]
-            places = None if self.sync is None else self.sync.places
-            ahead.start(rows[first : first + count], following, first, self.state.global_step, weights, places)
+                _, weights = whole_weights(self)
+            start = following * questions
+            rows: list[str] = []
+            for name in self.train_dataset["prompt"][start : start + questions]:
+                rows += [name] * self.grpo.group
+            own_rows = rows[first : first + count]
+            ahead.start(own_rows, following, first, self.state.global_step, weights, places)
 
     def _measure_held_out(self) -> None:
         """Measure the policy on the held-out questions when it is time: its accuracy is logged with this generation.
@@ -219,7 +229,8 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         self.step_log.generation = {}
         step = self.state.global_step
         every = self.grpo.held_out_steps
-        if not self.held_out or step // every == (step - self.num_iterations) // every:
+        is_due = step // every != (step - self.num_iterations) // every
+        if not self.held_out or not is_due:
             return
         started = time.perf_counter()
         mine = self.held_out[self.accelerator.process_index :: self.accelerator.num_processes]
@@ -477,7 +488,8 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         if needed is not None:
             # At least one row, so that the backward of every process is alike.
             rows = rows[needed] if needed.any() else rows[:1]
-        packs = packing.supports_packing(self.accelerator.unwrap_model(model)) and not kwargs.get("compute_aux_loss")
+        supports_packing = packing.supports_packing(self.accelerator.unwrap_model(model))
+        packs = supports_packing and not kwargs.get("compute_aux_loss")
         compute_plain = functools.partial(super()._get_per_token_logps_and_entropies, model, **kwargs)
         batches, repeats = self._forward_batches(input_ids, attention_mask, rows, packs, batch_size)
         parts = []

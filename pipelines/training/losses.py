@@ -39,8 +39,14 @@ def ratios(logps: Tensor, old: Tensor, mask: Tensor, level: Level) -> Tensor:
     """Pi / pi_old: (B, C) of each token, or (B, 1) the geometric mean over an episode's tokens (GSPO, equation 7)."""
     log_ratio = logps - old
     if level == "sequence":
-        log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+        log_ratio = _mean_over_tokens(log_ratio, mask)
     return log_ratio.exp()
+
+
+def _mean_over_tokens(values: Tensor, mask: Tensor) -> Tensor:
+    """(B, 1) the means of values (B, C) over each episode's tokens in `mask` (B, C)."""
+    total = (values * mask).sum(-1, keepdim=True)
+    return total / mask.sum(-1, keepdim=True).clamp(min=1.0)
 
 
 def sampler_weights(
@@ -67,8 +73,10 @@ def sampler_weights(
     weights = log_weights.exp().clamp(max=cap)
     if bounds is None:
         return weights
-    mean_ratio = (episode_gap / mask.sum(-1, keepdim=True).clamp(min=1.0)).exp()
-    is_within = (mean_ratio >= bounds[0]) & (mean_ratio <= bounds[1])
+    low, high = bounds
+    n_tokens = mask.sum(-1, keepdim=True).clamp(min=1.0)
+    mean_ratio = (episode_gap / n_tokens).exp()
+    is_within = (mean_ratio >= low) & (mean_ratio <= high)
     return weights * is_within
 
 
@@ -77,8 +85,10 @@ def sampler_weights(
 
 def clipped_objective(track: TrackBatch) -> Tensor:
     """PPO's clipped objective, negated, with a lower and an upper bound of its own (DAPO, equation 8)."""
-    clipped = track.ratio.clamp(1 - track.clip_low, 1 + track.clip_high)
-    return -(track.ratio * track.advantages).minimum(clipped * track.advantages)
+    clipped_ratio = track.ratio.clamp(1 - track.clip_low, 1 + track.clip_high)
+    plain = track.ratio * track.advantages
+    clipped = clipped_ratio * track.advantages
+    return -plain.minimum(clipped)
 
 
 def clipped_weight(track: TrackBatch) -> Tensor:
@@ -92,8 +102,9 @@ def clipped_weight(track: TrackBatch) -> Tensor:
 
 def mean_over_generation(losses: Tensor, track: TrackBatch) -> Tensor:
     """The mean over all tokens of the generation."""
+    total = (losses * track.mask).sum()
     divisor = track.generation_tokens.clamp(min=1.0) / track.generation_share
-    return (losses * track.mask).sum() / divisor
+    return total / divisor
 
 
 def mean_over_episodes(losses: Tensor, track: TrackBatch) -> Tensor:
@@ -105,14 +116,16 @@ def mean_over_episodes(losses: Tensor, track: TrackBatch) -> Tensor:
 
 def mean_over_longest(losses: Tensor, track: TrackBatch) -> Tensor:
     """The sum over tokens, divided by the tokens that so many episodes may have at most."""
+    total = (losses * track.mask).sum()
     episodes = track.mask.size(0)
-    return (losses * track.mask).sum() / (episodes * track.longest_episode) / track.micro_batches
+    return total / (episodes * track.longest_episode) / track.micro_batches
 
 
 def mean_over_micro_batch(losses: Tensor, track: TrackBatch) -> Tensor:
     """The mean over the tokens of each micro-batch, then over micro-batches."""
+    total = (losses * track.mask).sum()
     tokens = track.mask.sum().clamp(min=1.0)
-    return (losses * track.mask).sum() / tokens / track.micro_batches
+    return total / tokens / track.micro_batches
 
 
 # The losses: () a micro-batch's part of a step's loss.

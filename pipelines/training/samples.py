@@ -125,7 +125,8 @@ def order_by_length(lengths: Sequence[int], micro_batch: int, total: int, seed: 
         end = len(indices) - len(indices) % micro_batch
         runs: list[list[int]] = []
         for start in range(0, end, window_size):
-            window = indices[start : min(end, start + window_size)]
+            window_end = min(end, start + window_size)
+            window = indices[start:window_end]
             window.sort(key=lengths.__getitem__)
             window_runs, _ = _full_runs(window, micro_batch)
             runs += window_runs

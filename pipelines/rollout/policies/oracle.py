@@ -279,14 +279,23 @@ def _columns_in_order(
     """The tables that the answer reads, each with its columns, in the order of the SQL; keys go without saying."""
     text = gold_sql.lower()
     keys: set[tuple[str, str]] = set()
-    for table in schema.tables if schema else ():
-        keys |= {(table.name.lower(), column.name.lower()) for column in table.columns if column.primary_key}
-        keys |= {(table.name.lower(), key.column.lower()) for key in table.foreign_keys}
+    if schema is not None:
+        keys = _key_columns(schema)
     named = sorted(set(columns) - keys, key=lambda pair: (text.find(pair[1]), pair))
     reads: dict[str, list[str]] = {}
     for name in sorted(tables, key=lambda name: (text.find(name), name)):
         reads[name] = _columns_of(name, named)
     return reads
+
+
+def _key_columns(schema: Schema) -> set[tuple[str, str]]:
+    """The (table, column) of all primary and foreign keys, in lower case."""
+    keys = set()
+    for table in schema.tables:
+        names = [column.name for column in table.columns if column.primary_key]
+        names += [key.column for key in table.foreign_keys]
+        keys |= {(table.name.lower(), name.lower()) for name in names}
+    return keys
 
 
 def _finding(lookup: Lookup) -> str:
