@@ -11,7 +11,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -48,12 +47,14 @@ def visible_gpus() -> tuple[str, ...]:
     """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them; asked of the driver, without torch."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return tuple(name.strip() for name in visible.split(",") if name.strip() not in ("", "-1"))
+        names = [name.strip() for name in visible.split(",")]
+        return tuple(name for name in names if name not in ("", "-1"))
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
     listing = subprocess.run([tool, "--list-gpus"], capture_output=True, text=True, check=False)
-    return tuple(str(number) for number in range(listing.stdout.count("GPU ")))
+    count = listing.stdout.count("GPU ")
+    return tuple(map(str, range(count)))
 
 
 def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> GpuLayout:
@@ -73,14 +74,19 @@ def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> GpuLayout:
         wanted = max(1, len(devices) // 2 // span)
     count = rollout.replicas or wanted
     if count > most:
-        needs = f"{count} servers on {span} GPUs each{' and training' if trains else ''}"
+        needs = f"{count} servers on {span} GPUs each"
+        if trains:
+            needs += " and training"
         raise ResourceError(
             f"this machine has {len(devices)} GPUs, too few for {needs}",
             "Lower rollout.replicas or rollout.tensor_parallel.",
         )
-    first = len(devices) - count * span
-    serving = tuple(tuple(devices[first + span * number :][:span]) for number in range(count))
-    return GpuLayout(serving, tuple(devices[:first]) if trains else None)
+    n_training = len(devices) - count * span
+    serving = []
+    for first in range(n_training, len(devices), span):
+        serving.append(tuple(devices[first : first + span]))
+    training = tuple(devices[:n_training]) if trains else None
+    return GpuLayout(tuple(serving), training)
 
 
 def planned_layout(recipe: Recipe, trains: bool) -> GpuLayout:
@@ -112,54 +118,69 @@ class Replica:
 
     def start(self) -> None:
         """Start its process, with the newest weights that there are."""
-        settings = self.recipe.model
         model = self.checkpoint
         if self.newest is not None and (self.newest / "config.json").is_file():  # adapters alone are no model
             model = str(self.newest)
+        command = [*parent_bound_prefix(whole_session=True), *self._command(model), *self.recipe.rollout.arguments]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+        self.well = False
+        self.seen = time.monotonic()
+
+    def _command(self, model: str) -> list[str]:
+        """The command that serves a model, without the recipe's own arguments."""
+        settings = self.recipe.model
         command = [vllm_python(self.recipe), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         command += ["--host", HOST, "--port", str(self.port), "--served-model-name", SERVED_NAME]
         command += ["--dtype", settings.compute_dtype, "--logprobs-mode", "processed_logprobs"]
-        # Memory for the longest episode of the recipe, unless the model itself is shorter.
-        shape = Path(self.checkpoint, "config.json")
-        config = read_json(shape) if shape.is_file() else {}
-        sections = (self.recipe.grpo, self.recipe.difficulty, self.recipe.evaluation)
-        longest = max(section.sampling.episode_tokens for section in sections)
-        command += ["--max-model-len", str(min(longest, config.get("max_position_embeddings") or longest))]
+        command += ["--max-model-len", str(self._longest_sequence())]
         if settings.revision and model == self.checkpoint:
             command += ["--revision", settings.revision]
         if len(self.devices) > 1:
             command += ["--tensor-parallel-size", str(len(self.devices))]
         if self.plan.shared:
             command += ["--gpu-memory-utilization", SHARED_MEMORY]
-        sends_adapters = settings.sends_adapters and self.trains
-        if settings.lora is not None and sends_adapters:
-            rank = next((rank for rank in LORA_RANKS if rank >= settings.lora.rank), settings.lora.rank)
-            command += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", "2"]
+        if settings.lora is not None and self._takes_adapters():
+            rank = settings.lora.rank
+            sufficient = [each for each in LORA_RANKS if each >= rank]
+            command += ["--enable-lora", "--max-lora-rank", str(min(sufficient, default=rank)), "--max-loras", "2"]
         if self.recipe.grpo.partial == "carry":
             command += ["--enable-scale-out"]  # opens /inference/v1/generate
         if not self.devices:
             command += ["--worker-extension-cls", "vllm_cpu.Repack", "--enforce-eager"]
             command += ["--gpu-memory-utilization", "0.2"]
+        return command
 
-        own = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1" if sends_adapters else "0"
-        path = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    def _environment(self) -> dict[str, str]:
+        """This process's variables, and those that vLLM needs."""
+        variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+        variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1" if self._takes_adapters() else "0"
+        folders = [str(CONF.parent)]
+        if os.environ.get("PYTHONPATH"):
+            folders.append(os.environ["PYTHONPATH"])
         if self.devices:
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
         else:
-            own["OMP_NUM_THREADS"] = str(self.recipe.hardware.threads)
-            own["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
-            path.insert(0, str(INFRA))
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*parent_bound_prefix(whole_session=True), *command, *self.recipe.rollout.arguments],
-                env={**os.environ, **own, "PYTHONPATH": os.pathsep.join(path)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        self.well = False
-        self.seen = time.monotonic()
+            variables["OMP_NUM_THREADS"] = str(self.recipe.hardware.threads)
+            variables["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
+            folders.insert(0, str(INFRA))
+        variables["PYTHONPATH"] = os.pathsep.join(folders)
+        return {**os.environ, **variables}
+
+    def _takes_adapters(self) -> bool:
+        """Whether it is sent low-rank adapters in place of whole weights."""
+        return self.recipe.model.sends_adapters and self.trains
+
+    def _longest_sequence(self) -> int:
+        """Tokens that it needs memory for: the longest episode of the recipe, unless the model itself is shorter."""
+        sections = (self.recipe.grpo, self.recipe.difficulty, self.recipe.evaluation)
+        longest = max(section.sampling.episode_tokens for section in sections)
+        path = Path(self.checkpoint, "config.json")
+        config = read_json(path) if path.is_file() else {}
+        context = config.get("max_position_embeddings") or longest
+        return min(longest, context)
 
     def healthy(self) -> bool:
         """Whether it answers that it is well; an engine that died says 503."""
@@ -185,9 +206,11 @@ class Replica:
         self.process.wait()
 
     def last_log_line(self) -> str:
+        last = ""
         with self.log.open(encoding="utf-8", errors="replace") as log:
-            lines = deque((line.strip() for line in log if line.strip()), maxlen=1)
-        return lines[0] if lines else "it wrote nothing"
+            for line in log:
+                last = line.strip() or last
+        return last or "it wrote nothing"
 
 
 @contextlib.contextmanager
@@ -203,40 +226,22 @@ def running_servers(
         yield Serving(recipe)
         return
     plan = planned_layout(recipe, trains=newest is not None)
-    say(f"starting {len(plan.serving)} vLLM server{'s' if len(plan.serving) > 1 else ''} of {checkpoint}")
-    logs = [folder / f"vllm-{number}.log" for number in range(len(plan.serving))]
+    count = len(plan.serving)
+    servers = "server" if count == 1 else "servers"
+    say(f"starting {count} vLLM {servers} of {checkpoint}")
+    logs = [folder / f"vllm-{number}.log" for number in range(count)]
     replicas: list[Replica] = []
     over = threading.Event()
-
-    def watch() -> None:
-        looked = time.monotonic()
-        while not over.wait(POLL_S):
-            if time.monotonic() - looked > HEALTH_S or not all(replica.well for replica in replicas):
-                looked = time.monotonic()
-                for replica in replicas:
-                    replica.healthy()
-            for number, replica in enumerate(replicas):
-                if replica.failed() and replica.restarts < RESTARTS and not over.is_set():
-                    replica.restarts += 1
-                    say(f"vLLM server {number} died ({replica.last_log_line()[:200]}): it is started again")
-                    replica.end()
-                    replica.start()
-
     try:
         for number, log in enumerate(logs):
             replicas.append(Replica(checkpoint, newest is not None, recipe, plan, number, log))
         for replica in replicas:
-            while not replica.healthy():
-                if replica.failed():
-                    raise ResourceError(
-                        f"a vLLM server did not start: {replica.last_log_line()}",
-                        f"See {replica.log}; rollout.arguments are given to `vllm serve`.",
-                    )
-                time.sleep(POLL_S)
+            _wait_for_start(replica)
         for replica in replicas:
             replica.newest = newest
-        rollout = recipe.rollout.model_copy(update={"servers": tuple(replica.url for replica in replicas)})
-        thread = threading.Thread(target=watch)
+        urls = tuple(replica.url for replica in replicas)
+        rollout = recipe.rollout.model_copy(update={"servers": urls})
+        thread = threading.Thread(target=_watch, args=(replicas, over, say))
         thread.start()
         try:
             yield Serving(recipe.model_copy(update={"rollout": rollout}), plan.training)
@@ -248,6 +253,35 @@ def running_servers(
             replica.end()
     for log in logs:
         log.unlink()
+
+
+def _wait_for_start(replica: Replica) -> None:
+    """Wait until a server answers that it is well."""
+    while not replica.healthy():
+        if replica.failed():
+            raise ResourceError(
+                f"a vLLM server did not start: {replica.last_log_line()}",
+                f"See {replica.log}; rollout.arguments are given to `vllm serve`.",
+            )
+        time.sleep(POLL_S)
+
+
+def _watch(replicas: Sequence[Replica], over: threading.Event, say: Callable[[str], None]) -> None:
+    """Start servers that die again, until all is over."""
+    looked = time.monotonic()
+    while not over.wait(POLL_S):
+        is_time = time.monotonic() - looked > HEALTH_S
+        if is_time or not all(replica.well for replica in replicas):
+            looked = time.monotonic()
+            for replica in replicas:
+                replica.healthy()
+        for number, replica in enumerate(replicas):
+            may_start = replica.restarts < RESTARTS and not over.is_set()
+            if replica.failed() and may_start:
+                replica.restarts += 1
+                say(f"vLLM server {number} died ({replica.last_log_line()[:200]}): it is started again")
+                replica.end()
+                replica.start()
 
 
 def vllm_python(recipe: Recipe) -> str:
