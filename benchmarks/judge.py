@@ -19,14 +19,13 @@ from flows import terminal
 from flows.terminal import Bars
 from pipelines.core.errors import DataError, SqltrainError
 from pipelines.core.store import Store
-from pipelines.core.types import Example, Outcome, Trajectory
+from pipelines.core.types import Example, Outcome, Trajectory, plain
 from pipelines.curation.filtering import seeded_rank
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe
-from pipelines.report.console_text import plain
 from pipelines.rewards import panel
 from pipelines.rewards.outcome import make_outcomes
 from pipelines.serving.models import ENDPOINT

@@ -19,12 +19,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.core.files import write_json
+from pipelines.core.files import digest, write_json
 from pipelines.core.provenance import facts
 from pipelines.core.store import MANIFEST, Store
 from pipelines.nightly.ledger import Ledger
 from pipelines.recipe import recipes
-from pipelines.recipe.recipes import digest
 from pipelines.stages import graph, stage_keys
 
 COMMANDS = (

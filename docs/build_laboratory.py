@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 from laboratory_figures import STYLE_OF, Tested, figure, forest, standalone
 
 from pipelines.core.errors import DataError, SqltrainError
+from pipelines.core.files import digest
 from pipelines.core.provenance import as_tags
 from pipelines.core.store import Store
 from pipelines.evaluation.stats import Paired
-from pipelines.recipe.recipes import digest
 from pipelines.report import formats
 from pipelines.stages import graph
 from pipelines.stages.stage import Step

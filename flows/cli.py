@@ -166,7 +166,7 @@ def main() -> None:
         line = user_error(error)
         if line is None:
             raise
-        from pipelines.report.console_text import plain
+        from pipelines.core.types import plain
 
         print(f"error: {plain(line)}", file=sys.stderr)
         sys.exit(error.exit_code if isinstance(error, SqltrainError) else 1)

@@ -18,10 +18,10 @@ from rich.text import Text
 
 from pipelines.core.claims import claimed
 from pipelines.core.store import Store
+from pipelines.core.types import plain
 from pipelines.evaluation.summary import Summary
 from pipelines.recipe.config import Recipe
 from pipelines.report import console_text
-from pipelines.report.console_text import plain
 from pipelines.stages import context, graph, preflight, stage_making
 from pipelines.stages.checkpoint_summaries import checkpoint_summaries
 from pipelines.stages.stage import StageResult, Step

@@ -24,6 +24,7 @@ from pipelines.adaptation.adapting import (
 from pipelines.core.errors import DataError, RecipeError, UserError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
+from pipelines.core.types import plain
 from pipelines.recipe import deviations, recipes
 from pipelines.recipe.opening import open_recipe, split_store
 from pipelines.recipe.yaml_files import yaml_text
@@ -88,7 +89,7 @@ def stages(
             text = console_text.stage_figures(step.name, read_json(step.folder / "metrics.json"))
         else:
             state = "[yellow]to do[/]"
-            text = console_text.plain(step.why)
+            text = plain(step.why)
         table.add_row(step.name, step.key, state, Text(textwrap.fill(text, width, break_on_hyphens=False)))
     terminal.console.print(table)
     if json_output:

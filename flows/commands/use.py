@@ -8,14 +8,13 @@ import typer
 
 from flows.terminal import Bars, JsonOutput, Overrides, RecipeName, StoreOption, console, emit, say
 from pipelines.core.errors import DataError, UserError
-from pipelines.core.types import is_valid_unicode
+from pipelines.core.types import is_valid_unicode, plain
 from pipelines.databases.connecting import ConnectedDatabase, open_connection, write_example
 from pipelines.endpoints import client
 from pipelines.export.exporting import ExportRequest, export_model
 from pipelines.export.folder import Kind
 from pipelines.recipe.config import Execution
 from pipelines.recipe.opening import open_recipe, split_store
-from pipelines.report.console_text import plain
 from pipelines.serving import models
 from pipelines.serving.feedback import Feedback
 from pipelines.serving.single_question import ask_model

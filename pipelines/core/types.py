@@ -8,6 +8,7 @@ import enum
 import functools
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar
@@ -414,6 +415,33 @@ def shortened_line(text: str, max_chars: int) -> str:
 def escape_surrogates(text: str) -> str:
     r"""The text with half characters as their escapes (`\ud800`), so that a file takes it."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def escape_sequence(character: str) -> str:
+    r"""A character by its escape, such as `\x1b` or `\u202e`."""
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def plain(words: str, lines: bool = False) -> str:
+    r"""Words that a terminal shows as they are, whoever wrote them: a user, a model, a database.
+
+    What does not print (escape sequences, control and bidirectional characters, half characters) is shown by its escape
+    (`\x1b`); narrow and unbroken spaces are plain ones.
+
+    Args:
+        lines: keep line breaks; without it they are shown too, so that one line stays one.
+    """
+    if words.isprintable():
+        return words
+    printable = []
+    for character in words:
+        if character.isprintable() or (lines and character == "\n"):
+            printable.append(character)
+        elif unicodedata.category(character) == "Zs":  # such as the narrow space between thousands
+            printable.append(" ")
+        else:
+            printable.append(escape_sequence(character))
+    return "".join(printable)
 
 
 # Fields of a row from outside: text and names that can be used, and the error of the others.

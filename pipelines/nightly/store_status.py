@@ -6,8 +6,8 @@ from typing import Any
 
 from pipelines.core.claims import live_runs
 from pipelines.core.store import Store
+from pipelines.core.types import plain
 from pipelines.nightly.ledger import PROD, STAGING, TIERS, Ledger, ledgers
-from pipelines.report.console_text import plain
 
 PLOT_LINES = 8
 PLOT_NIGHTS = 60  # columns of the plot at most

@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
-from pipelines.core.types import LONGEST_INTEGER, ExecutionResult, Scalar, text_of
+from pipelines.core.types import LONGEST_INTEGER, ExecutionResult, Scalar, escape_sequence, text_of
 
 # "a < b", "a <= 3" and "<>" stay as they are, and so do names in brackets that hold a small letter.
 _OPENING = re.compile(r"[<\uff1c](?=[^\W\d]|[/|\uff5c!?\[])|\[(?=/?(?:[A-Z][A-Z_]{2,31}|gMASK)\])")
@@ -54,7 +54,7 @@ def _escape(text: str) -> str:
     code = ord(text)
     if 32 <= code < 127:
         return f"\\x{code:02x}"
-    return text.encode("unicode_escape").decode("ascii")
+    return escape_sequence(text)
 
 
 def cell(value: Scalar, limit: int) -> str:
@@ -73,8 +73,13 @@ def cell(value: Scalar, limit: int) -> str:
     if len(text) > limit:
         text = text[:limit] + CUT
     if not text.isprintable():
-        text = "".join(sign if sign.isprintable() else _escape(sign) for sign in text)
+        text = "".join(map(_printable, text))
     return defuse(text).replace("|", "\\|")
+
+
+def _printable(sign: str) -> str:
+    """A character, or its escape if it does not print, such as a line break."""
+    return sign if sign.isprintable() else _escape(sign)
 
 
 def text_table(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int, brief: bool = False) -> str:

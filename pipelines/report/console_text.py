@@ -2,7 +2,6 @@
 
 import sys
 import textwrap
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from rich.console import Console, Group, JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from pipelines.core.types import plain
 from pipelines.evaluation.metrics import value_of
 from pipelines.evaluation.paired_comparison import Comparison
 from pipelines.evaluation.summary import Summary
@@ -86,28 +86,6 @@ def _one_below_another(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> _
             lines.append(("", ""))
         lines += zip(heads, row, strict=True)
     return _Layout(("", ""), lines, ["left", "left"])
-
-
-def plain(words: str, lines: bool = False) -> str:
-    r"""Words that a terminal shows as they are, whoever wrote them: a user, a model, a database.
-
-    What does not print (escape sequences, control and bidirectional characters, half characters) is shown by its escape
-    (`\x1b`); narrow and unbroken spaces are plain ones.
-
-    Args:
-        lines: keep line breaks; without it they are shown too, so that one line stays one.
-    """
-    if words.isprintable():
-        return words
-    printable = []
-    for character in words:
-        if character.isprintable() or (lines and character == "\n"):
-            printable.append(character)
-        elif unicodedata.category(character) == "Zs":  # such as the narrow space between thousands
-            printable.append(" ")
-        else:
-            printable.append(character.encode("unicode_escape").decode("ascii"))
-    return "".join(printable)
 
 
 def figures_table(summaries: Mapping[str, Summary], benchmark: str = "") -> ReportTable:

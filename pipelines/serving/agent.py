@@ -35,6 +35,7 @@ from pipelines.core.types import (
     StopReason,
     Trajectory,
     is_abstention,
+    plain,
     text_of,
 )
 from pipelines.databases.named import OpenableDatabase
@@ -42,7 +43,6 @@ from pipelines.databases.of_recipe import Link, with_prompt_facts
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.protocols.base import Protocol
 from pipelines.recipe.config import Recipe
-from pipelines.report.console_text import plain
 from pipelines.rollout.episode import EndEvent, EpisodeEvent, EpisodeRequest, ResultEvent, TurnEvent
 from pipelines.rollout.habits import advice_on
 from pipelines.rollout.policies.base import Policy

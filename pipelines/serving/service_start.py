@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.core.store import Store
+from pipelines.core.types import plain
 from pipelines.databases import named
-from pipelines.report.console_text import plain
 from pipelines.serving.access import Access, read_keys
 from pipelines.serving.agent import Agent, QuestionBudget
 from pipelines.serving.feedback import Feedback, prune_and_sync_feedback

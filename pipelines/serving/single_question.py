@@ -5,13 +5,12 @@ from pathlib import Path
 
 from pipelines.core.errors import BoundaryError, DataError
 from pipelines.core.store import Store
-from pipelines.core.types import ExecutionResult, ExecutionStatus, StopReason, Trajectory, is_abstention, text_of
+from pipelines.core.types import ExecutionResult, ExecutionStatus, StopReason, Trajectory, is_abstention, plain, text_of
 from pipelines.databases import named
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.protocols.base import Protocol
 from pipelines.recipe.checkpoint import require_sound
 from pipelines.recipe.config import Recipe
-from pipelines.report.console_text import plain
 from pipelines.rollout.episode import EpisodeEvent, EpisodeRequest, ResultEvent
 from pipelines.rollout.habits import advice_on
 from pipelines.rollout.policies import factories

@@ -19,8 +19,7 @@ from starlette.types import ASGIApp
 
 from pipelines.core.errors import ResourceError, SqltrainError, UserError
 from pipelines.core.text_files import RepeatedName, parse_json
-from pipelines.core.types import is_valid_unicode
-from pipelines.report.console_text import plain
+from pipelines.core.types import is_valid_unicode, plain
 from pipelines.serving.access import Access, Denied
 
 SHARED_FILES = tuple(Path(__file__).with_name(name) for name in ("common.css", "common.js"))  # included in every page

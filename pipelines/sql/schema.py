@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
-from pipelines.core.types import Database, EngineName, Scalar, SchemaItems, text_of
+from pipelines.core.types import Database, EngineName, Scalar, SchemaItems, escape_sequence, text_of
 from pipelines.sql.dialects.base import plain_value, quoted
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Query, ViewLimitExceeded
 
@@ -209,11 +209,7 @@ def _one_line(text: str) -> str:
     """A name or a declared type on one line: a database's file can hold any text there."""
     if text.isprintable():
         return text
-    return "".join(sign if sign.isprintable() else _escape_sequence(sign) for sign in text)
-
-
-def _escape_sequence(sign: str) -> str:
-    return sign.encode("unicode_escape").decode("ascii")
+    return "".join(sign if sign.isprintable() else escape_sequence(sign) for sign in text)
 
 
 def _note(*remarks: str) -> str:

@@ -12,12 +12,11 @@ from pipelines.benchmarks import downloads
 from pipelines.benchmarks.downloads import BenchmarkDownload, Health
 from pipelines.core.errors import DataError
 from pipelines.core.files import write_atomic, writing_to
-from pipelines.core.types import shortened
+from pipelines.core.types import plain, shortened
 from pipelines.databases import card
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Execution
 from pipelines.recipe.yaml_files import yaml_text
-from pipelines.report.console_text import plain
 from pipelines.sql.engine import Limits, SqlEngine
 
 LINE_CHARS = 300

@@ -12,13 +12,12 @@ from pipelines.core.errors import DataError
 from pipelines.core.files import write_atomic, writing_to
 from pipelines.core.store import Store
 from pipelines.core.text_files import read_text
-from pipelines.core.types import Example, shortened
+from pipelines.core.types import Example, plain, shortened
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
 from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.log import RESPONSES
 from pipelines.recipe.config import Recipe
-from pipelines.report.console_text import plain
 from pipelines.sql.schema import Schema
 from pipelines.teachers import invent
 from pipelines.teachers.invent import Invented, Inventor, LoggedQuery

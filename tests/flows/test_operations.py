@@ -18,7 +18,7 @@ from flows.commands import use
 from flows.prefect import remote
 from flows.terminal import Bars
 from pipelines.core.store import Store
-from pipelines.core.types import Action, ActionKind
+from pipelines.core.types import Action, ActionKind, plain
 from pipelines.evaluation.stats import Estimate
 from pipelines.nightly import store_status
 from pipelines.nightly.ledger import Ledger
@@ -215,8 +215,8 @@ def printed(of):
     ],
 )
 def test_what_does_not_print_is_shown_by_its_escape(words, one_line, lines):
-    assert console_text.plain(words) == one_line
-    assert console_text.plain(words, lines=True) == lines
+    assert plain(words) == one_line
+    assert plain(words, lines=True) == lines
 
 
 def test_tables_and_progress_show_what_others_wrote():
