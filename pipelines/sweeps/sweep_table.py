@@ -10,10 +10,8 @@ from functools import cached_property, partial
 from pipelines.evaluation import measures, stats
 from pipelines.evaluation.measures import SMOOTH, FinishedEvaluation, Measure, Points, curve_points, moving_average
 from pipelines.evaluation.stats import Estimate, Paired, wilson
-from pipelines.report import formats
-from pipelines.report.formats import Cell, ReportTable, TableColumn
-from pipelines.sweeps import claims
-from pipelines.sweeps.claims import Claim, Contrast, ContrastResult
+from pipelines.report.formats import Cell, ReportTable, TableColumn, signed, signed_number
+from pipelines.sweeps.claims import Claim, Contrast, ContrastResult, decide_contrasts, overall_verdict
 
 SEED = "seed"  # the axis that a row averages over
 BENCHMARK = "benchmark"
@@ -83,7 +81,7 @@ class Sweep:
                 runs_by_seed = runs.setdefault(cell.values[ROW], {})
                 runs_by_seed[cell.seed] = cell.run
         seeds = self.seeds or ("",)
-        return tuple(claims.decide_contrasts(self.claim, runs, seeds))
+        return tuple(decide_contrasts(self.claim, runs, seeds))
 
     def rows(self) -> list[SweepRow]:
         """The rows in the order of their first cells."""
@@ -326,7 +324,7 @@ def verdict_table(sweep: Sweep) -> ReportTable:
     if sweep.claim is None:
         return ReportTable("verdict", "", columns, ())
     rows = tuple(_verdict_row(result) for result in sweep.contrasts)
-    overall = claims.overall_verdict([result.verdict for result in sweep.contrasts])
+    overall = overall_verdict([result.verdict for result in sweep.contrasts])
     return ReportTable("verdict", sweep.claim.text, columns, rows, f"{overall}. {sweep.claim.reading}")
 
 
@@ -334,11 +332,11 @@ def _verdict_row(result: ContrastResult) -> tuple[Cell, ...]:
     unit = result.contrast.unit
     difference = None
     if result.difference is not None:
-        difference = formats.signed(result.difference, unit)
+        difference = signed(result.difference, unit)
     detectable = None
     if result.detectable is not None:
-        detectable = formats.signed_number(result.detectable, unit).lstrip("+")
-    differences = [formats.signed_number(value, unit) for value in result.by_seed]
+        detectable = signed_number(result.detectable, unit).lstrip("+")
+    differences = [signed_number(value, unit) for value in result.by_seed]
     by_seed = ", ".join(differences)
     return (
         result.contrast.says,
