@@ -302,9 +302,10 @@ class Benchmark(Source):
         if not values.get("name"):
             named["name"] = _benchmark_name(values)
         if not values.get("equality"):
+            named["equality"] = None
             kind = values.get("kind")
-            is_known = isinstance(kind, str) and kind in READERS
-            named["equality"] = READERS[kind].equality if is_known else None
+            if isinstance(kind, str) and kind in READERS:
+                named["equality"] = READERS[kind].equality
         return named
 
 
