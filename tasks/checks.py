@@ -70,10 +70,11 @@ def example_rows(folder: Path) -> pl.DataFrame:
     name = pl.col("database").struct.field("id")
     questions = pl.concat_str(name, pl.col("question").str.to_lowercase(), separator="\t")
     # Test questions may have a result as their gold; training and its held-out questions need a gold query.
-    accepted = pl.col("meta").str.json_path_match(f"$.{result_files.META}").is_not_null()
-    judged_by_result = (pl.col("pool") == "test") & (pl.col("gold_sql") == "") & accepted
-    # Great Expectations wants all rows in memory, and they may be millions. Of a text it is asked whether it is blank,
-    # so the first letter stands for it; a digest stands for what is asked.
+    has_results = pl.col("meta").str.json_path_match(f"$.{result_files.META}").is_not_null()
+    is_judged_by_result = (pl.col("pool") == "test") & (pl.col("gold_sql") == "") & has_results
+    # Great Expectations wants all rows in memory, and they may be millions. The only check of a text is whether it is
+    # blank, so its first letter stands for it; a digest stands for what is asked.
+    gold_letter = pl.col("gold_sql").str.strip_chars().str.head(1)
     frame = frames.read(
         folder / "data.parquet",
         "id",
@@ -83,23 +84,29 @@ def example_rows(folder: Path) -> pl.DataFrame:
         question=pl.col("question").str.strip_chars().str.head(1),
         database_id=name,
         asked=questions.hash(),
-        gold=pl.when(judged_by_result)
-        .then(pl.lit("accepted results"))
-        .otherwise(pl.col("gold_sql").str.strip_chars().str.head(1)),
+        gold=pl.when(is_judged_by_result).then(pl.lit("accepted results")).otherwise(gold_letter),
     )
     with_leaks = frame.select("id").join(_leaked(folder), on="id", how="left", maintain_order="left")
-    frame = frame.with_columns(leaked_from=with_leaks["leaked_from"]).with_columns(
-        duplicate_of=pl.when(~pl.struct("pool", "asked").is_first_distinct()).then("pool"),
-        leaked_from=pl.when(pl.col("pool").is_in(HELD_OUT)).then("leaked_from"),
+    frame = frame.with_columns(leaked_from=with_leaks["leaked_from"])
+    is_repeated = ~pl.struct("pool", "asked").is_first_distinct()
+    is_held_out = pl.col("pool").is_in(HELD_OUT)
+    frame = frame.with_columns(
+        duplicate_of=pl.when(is_repeated).then("pool"),
+        leaked_from=pl.when(is_held_out).then("leaked_from"),
     )
     columns = ["row", "pool", "question", "gold", "database_id", "hardness", "duplicate_of", "leaked_from"]
+    return pl.concat([frame.select(columns), _rejected_examples(folder)], how="diagonal")
+
+
+def _rejected_examples(folder: Path) -> pl.DataFrame:
+    """The rows that the data stage set aside as faulty, by name, reason and pool."""
     rejected = []
     for row in read_json_lines(folder / QUARANTINE):
-        if row.get("chosen", True) and is_fault(row["pool"], row["reason"]):
-            rejected.append((f"{row['pool']}/{row['row']}", f"{row['reason']}: {row['detail']}", row["pool"]))
+        pool = row["pool"]
+        if row.get("chosen", True) and is_fault(pool, row["reason"]):
+            rejected.append((f"{pool}/{row['row']}", f"{row['reason']}: {row['detail']}", pool))
     schema = dict.fromkeys(("row", "rejected", "pool"), pl.String())
-    rejected_rows = pl.DataFrame(rejected, schema, orient="row")
-    return pl.concat([frame.select(columns), rejected_rows], how="diagonal")
+    return pl.DataFrame(rejected, schema, orient="row")
 
 
 def leak_rows(folder: Path) -> pl.DataFrame:
@@ -111,17 +118,19 @@ def leak_rows(folder: Path) -> pl.DataFrame:
 
 def trajectory_rows(folder: Path) -> pl.DataFrame:
     """The trajectories, read a row group at a time: millions of them fit no memory, but these columns do."""
-    return pl.concat(
-        frame.select(
+    windows = []
+    for frame in frames.windows(folder / "data.parquet"):
+        turn_counts = [len(json.loads(turns)) for turns in frame["turns"]]
+        window = frame.select(
             row=NAMED,
             stop="stop",
             failure=pl.col("failure").cast(pl.String),
-            turns=pl.Series([len(json.loads(turns)) for turns in frame["turns"]], dtype=pl.Int64),
+            turns=pl.Series(turn_counts, dtype=pl.Int64),
             tokens=pl.col("token_ids").list.len(),
             masked=pl.col("agent_mask").list.len(),
         )
-        for frame in frames.windows(folder / "data.parquet")
-    )
+        windows.append(window)
+    return pl.concat(windows)
 
 
 def filtered_rows(folder: Path) -> pl.DataFrame:
@@ -133,8 +142,9 @@ def filtered_rows(folder: Path) -> pl.DataFrame:
         name = f"{row['example_id']}#{row['sample']}"
         rows.append((name, f"{row['reason']}: {row['detail']}"))
     schema = dict.fromkeys(("row", "rejected"), pl.String())
+    left_out = pl.DataFrame(rows, schema, orient="row")
     is_wrong = ~pl.col("rejected").str.starts_with("over_")
-    left_out = pl.DataFrame(rows, schema, orient="row").with_columns(rejected=pl.when(is_wrong).then("rejected"))
+    left_out = left_out.with_columns(rejected=pl.when(is_wrong).then("rejected"))
     return pl.concat([kept_rows, left_out], how="diagonal")
 
 
@@ -160,7 +170,7 @@ def stage_checks(kind: str, recipe: Recipe) -> list[Check]:
     limits = recipe.contracts
     unique = Check("its name is taken", UNIQUE, "row", {})
     leaked = _at_most(LEAKED, "leaked_from", limits.max_leaked, "contracts.max_leaked", HELD_OUT)
-    duplicates = limits.max_duplicates, "contracts.max_duplicates", POOLS
+    repeats = "its pool asks the same of that database before"
     questions = [
         unique,
         Check("the question is blank", MATCHES, "question", NOT_BLANK),
@@ -168,7 +178,7 @@ def stage_checks(kind: str, recipe: Recipe) -> list[Check]:
         Check("the database has no name", MATCHES, "database_id", NOT_BLANK),
         Check("the hardness is none of Spider's", IN_SET, "hardness", {"value_set": list(HARDNESS_LEVELS)}),
         _at_most("it was set aside as unusable", "rejected", recipe.data.max_bad_share, "data.max_bad_share", POOLS),
-        _at_most("its pool asks the same of that database before", "duplicate_of", *duplicates),
+        _at_most(repeats, "duplicate_of", limits.max_duplicates, "contracts.max_duplicates", POOLS),
         leaked,
     ]
     most_turns = {"max_value": recipe.protocol.max_turns + 1}

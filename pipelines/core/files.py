@@ -160,8 +160,11 @@ def append_durably(path: Path, line: str) -> None:
 
 def unused_path(place: Path) -> Path:
     """The first of the paths PLACE-0, PLACE-1, ... that does not exist."""
-    paths = (place.with_name(f"{place.name}-{number}") for number in itertools.count())
-    return next(path for path in paths if not os.path.lexists(path))
+    for number in itertools.count():
+        path = place.with_name(f"{place.name}-{number}")
+        if not os.path.lexists(path):
+            return path
+    raise AssertionError("there is always another number")
 
 
 def folder_names(place: Path) -> list[str]:
@@ -169,9 +172,9 @@ def folder_names(place: Path) -> list[str]:
     try:
         with os.scandir(place) as entries:
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        return sorted(name for name in folders if not name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    return sorted(name for name in folders if not name.startswith("."))
 
 
 def sha256(path: Path) -> str:
@@ -240,4 +243,7 @@ def disk_full(error: BaseException, place: Path) -> ResourceError | None:
 
 
 def _reports_full_disk(error: BaseException) -> bool:
-    return getattr(error, "errno", None) in FULL or any(words in str(error) for words in FULL_WORDS)
+    if getattr(error, "errno", None) in FULL:
+        return True
+    message = str(error)
+    return any(words in message for words in FULL_WORDS)

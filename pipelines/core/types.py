@@ -105,9 +105,9 @@ class Annotations:
             difficulty=str(meta.get("difficulty", "")),
             interaction=meta.get("interaction"),
             needs_probe=meta.get("needs_probe"),
-            filters=_stored_value_filters(meta.get("filters")),
+            filters=_filters_in_meta(meta.get("filters")),
             reads=meta.get("reads"),
-            ambiguities=_ambiguities(meta.get("ambiguities")),
+            ambiguities=_ambiguities_in_meta(meta.get("ambiguities")),
             gold_sqls=tuple(meta.get(GOLD_SQLS, ())),
             gold_results=meta.get("gold_results"),
             corrected=meta.get("corrected"),
@@ -145,7 +145,7 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
     return [entry for entry in value if isinstance(entry, Mapping)]
 
 
-def _stored_value_filters(value: Any) -> tuple[StoredValueFilter, ...] | None:
+def _filters_in_meta(value: Any) -> tuple[StoredValueFilter, ...] | None:
     """Filters from their JSON form; None for none, and without those that lack a field."""
     if value is None:
         return None
@@ -156,7 +156,7 @@ def _stored_value_filters(value: Any) -> tuple[StoredValueFilter, ...] | None:
     return tuple(filters)
 
 
-def _ambiguities(value: Any) -> tuple[Ambiguity, ...]:
+def _ambiguities_in_meta(value: Any) -> tuple[Ambiguity, ...]:
     """Ambiguities from their JSON form."""
     ambiguities = []
     for entry in _mappings(value):

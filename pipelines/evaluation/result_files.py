@@ -11,7 +11,15 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from pipelines.core.errors import DataError
-from pipelines.core.types import AcceptedResults, Database, Example, ExecutionResult, ExecutionStatus, text_of
+from pipelines.core.types import (
+    AcceptedResults,
+    Database,
+    Example,
+    ExecutionResult,
+    ExecutionStatus,
+    Scalar,
+    text_of,
+)
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
 
 EQUALITY = "spider2"
@@ -113,8 +121,12 @@ def _csv_rows(result: ExecutionResult) -> list[list[str]]:
     """A result's values as they stand in a CSV file that pandas writes."""
     rows = []
     for row in result.rows:
-        rows.append(["" if cell is None else text_of(cell) for cell in row])
+        rows.append([_csv_cell(cell) for cell in row])
     return rows
+
+
+def _csv_cell(cell: Scalar) -> str:
+    return "" if cell is None else text_of(cell)
 
 
 def _has_column(table: Sequence[Column], column: Column) -> bool:

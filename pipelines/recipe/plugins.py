@@ -68,7 +68,7 @@ def for_workers(engine: str) -> list[tuple[str, str]]:
             continue
         path = Path(str(sys.modules[name].__file__))
         if not name.startswith(FILE):
-            depth = name.count(".")  # of the module below the folder
+            depth = name.count(".")  # folders between the file and the folder
             if path.name == "__init__.py":
                 depth += 1
             path = path.parents[depth]

@@ -576,7 +576,7 @@ class Decoder:
         for row, span in batch:
             row.cached = span.end
         drawing = [row for row, span in batch if row.has_seen(span)]
-        last_span = spans[-1]  # of the most tokens, as spans of one come first
+        last_span = spans[-1]  # the span with the most tokens, for spans of one come first
         if self._model.device.type == "cuda" and last_span.end - last_span.start == 1:
             recording = self._recording(spans)
             tokens = [(row.ids[-1], span) for row, span in batch]

@@ -244,29 +244,52 @@ def estimate_memory(shape: Shape, how: Setup) -> Memory:
     """The bytes on each GPU."""
     wide = 2 if how.half else 4  # bytes of a product
     weights, copies, gradients, optimizer = _states(shape, how, wide)
-    # The reference model: ZeRO-2 does not share it out; a policy with adapters is its own without them.
-    count = shape.parameters
-    copies += how.reference * {"full": 4 * count, "zero2": 2 * count, "zero3": 2 * count // how.gpus}.get(how.way, 0)
+    if how.reference:
+        copies += _reference_bytes(shape, how)
     decoded = how.slots * shape.vocabulary * 4 * 3  # logits, their softmax, and its cumulative sum
-    keys = how.slots * how.tokens * shape.layers * 2 * shape.kv_heads * shape.head * wide
-    gathered = 2 * shape.parameters if how.way == "zero3" and how.slots else 0  # whole weights, to decode with
+    key_or_value = shape.layers * shape.kv_heads * shape.head * wide  # bytes of a token's keys, or of its values
+    cache = how.slots * how.tokens * 2 * key_or_value
+    if how.way == "zero3" and how.slots:
+        cache += 2 * shape.parameters  # whole weights, gathered to decode with
+    twin = 0
+    if how.twin:
+        bytes_a_weight = 6 if how.half else 4  # in float32, and as it is multiplied
+        twin = bytes_a_weight * shape.parameters
     residual = 4 if how.way == "full" else wide  # autocast leaves the sum of the layers in float32
-    forward = how.backward  # tokens of one forward
-    if shape.window:  # the rows of a backward have several forwards, as many for each of its parts
-        rows = math.ceil(how.backward / how.tokens)
-        forwards = math.ceil(how.rows / (how.padded_rows or how.rows))
-        forward = min(how.backward, math.ceil(rows / forwards) * how.tokens)
-    inputs = how.backward * shape.layers * shape.hidden * residual
+    layer_inputs = how.backward * shape.layers * shape.hidden * residual
+    one_layer = _forward_tokens(shape, how) * _layer(shape, wide, residual)
     return Memory(
         weights,
         copies,
         gradients,
         optimizer,
-        activations=inputs + forward * _layer(shape, wide, residual),
+        activations=layer_inputs + one_layer,
         logits=max(TILE, decoded),
-        cache=keys + gathered,
-        twin=how.twin * shape.parameters * (6 if how.half else 4),  # in float32, and as it is multiplied
+        cache=cache,
+        twin=twin,
     )
+
+
+def _reference_bytes(shape: Shape, how: Setup) -> int:
+    """Bytes of the reference model, which ZeRO-2 does not share out; 0 for a policy with adapters, its own without."""
+    count = shape.parameters
+    if how.way == "full":
+        return 4 * count
+    if how.way == "zero2":
+        return 2 * count
+    if how.way == "zero3":
+        return 2 * count // how.gpus
+    return 0
+
+
+def _forward_tokens(shape: Shape, how: Setup) -> int:
+    """Tokens of one forward: all of a backward, or a share of them for a model with windows, which cannot be packed."""
+    if not shape.window:
+        return how.backward
+    rows = math.ceil(how.backward / how.tokens)
+    forwards = math.ceil(how.rows / (how.padded_rows or how.rows))  # as many for each part of a micro-batch
+    rows_of_one = math.ceil(rows / forwards)
+    return min(how.backward, rows_of_one * how.tokens)
 
 
 def _states(shape: Shape, how: Setup, wide: int) -> tuple[int, int, int, int]:
@@ -279,11 +302,10 @@ def _states(shape: Shape, how: Setup, wide: int) -> tuple[int, int, int, int]:
         merged = wide * count if how.sent else 0
         base = wide * count
         if how.way == "qlora":
-            linear = shape.layers * sum(rows * columns for rows, columns in shape.matrices)
+            sizes = [rows * columns for rows, columns in shape.matrices]
+            linear = shape.layers * sum(sizes)
             base = wide * (count - linear) + int(NF4 * linear)
-            merged += wide * max(
-                rows * columns for rows, columns in shape.matrices
-            )  # matrices are written in full one by one
+            merged += wide * max(sizes)  # matrices are written in full one by one
         return base + 4 * trained, merged, 4 * trained * buckets, 8 * trained
     if how.way == "full":
         copies = 2 * count if how.half else 0

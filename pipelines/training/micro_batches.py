@@ -155,7 +155,7 @@ def without_padding(
     logps, entropies, aux_loss = compute(input_ids=ids, attention_mask=mask, logits_to_keep=keep)
     first = (prompt_lengths - shortest_prompt).unsqueeze(1)  # (B, 1) columns of the first completion tokens
     columns = first + torch.arange(completion, device=mask.device)  # (B, C)
-    columns = columns.clamp(max=keep - 1)  # those past the end are padding
+    columns = columns.clamp(max=keep - 1)  # columns past the end are padding
     is_padding = attention_mask[:, -completion:] == 0
 
     def at_completion(values: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def make_tiny(model: Model, corpus: Iterable[str], tags: Sequence[str], out: Pat
     network.save_pretrained(out)
 
 
-def _without_tags(corpus: Iterable[str], tags: Sequence[str]) -> Iterator[str]:
+def _corpus_without_tags(corpus: Iterable[str], tags: Sequence[str]) -> Iterator[str]:
     """The corpus without the protocol's tags: they are tokens already, and must not spend merges."""
     for text in corpus:
         for tag in tags:
@@ -97,7 +97,7 @@ def _tiny_tokenizer(tiny: TinyModel, corpus: Iterable[str], tags: Sequence[str])
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    bpe.train_from_iterator(_without_tags(corpus, tags), trainer=trainer)
+    bpe.train_from_iterator(_corpus_without_tags(corpus, tags), trainer=trainer)
     bpe.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
@@ -159,11 +159,11 @@ def whole_weights(trainer: Any) -> tuple[Any, dict[str, Tensor]]:
         whole[name] = dequantize_4bit(value.data, state)
     lora = network.peft_config[ADAPTER]
     scaling = lora.lora_alpha / lora.r
-    return plain(network.get_base_model()), merged(whole, scaling)
+    return _saving_network(network.get_base_model()), merged(whole, scaling)
 
 
-def plain(network: Any) -> Any:
-    """The network itself, or, where it is quantized, an empty one that saves weights given in full."""
+def _saving_network(network: Any) -> Any:
+    """The network that saves whole weights: itself or, for a quantized one, an empty network of its architecture."""
     if not getattr(network, "is_quantized", False):
         return network
     settings = network.config.to_dict()

@@ -118,7 +118,7 @@ class OraclePolicy(ScriptedPolicy):
             example = _in_schema_words(example, schema)
         names = self._names_read(example, schema)
         sql = example.gold_sql.strip().rstrip(";").strip()
-        linked = _linking(names.by_table, rng)
+        linked = _linking_words(names.by_table, rng)
         if isinstance(protocol, SingleTurn) or protocol.config.max_turns == 1:
             return [Action(ActionKind.SOLUTION, sql, linked)]
 
@@ -264,7 +264,7 @@ def _columns_of(table: str, columns: Iterable[tuple[str, str]]) -> list[str]:
     return [column for owner, column in columns if owner == table]
 
 
-def _linking(reads: Mapping[str, Sequence[str]], rng: random.Random) -> str:
+def _linking_words(reads: Mapping[str, Sequence[str]], rng: random.Random) -> str:
     """The names that the answer reads, in words: "use singer name age , concert"."""
     if not reads:
         return rng.choice(PLAIN)

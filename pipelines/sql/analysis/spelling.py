@@ -1,6 +1,7 @@
 """A query in the schema's words: the same query, with the names that a reader of the schema would copy."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from sqlglot import exp
 from sqlglot.optimizer.scope import Scope, traverse_scope
@@ -27,9 +28,9 @@ def in_schema_words(sql: str, schema: Schema, engine: str = "sqlite") -> str | N
     tree = tree.copy()
     scopes = traverse_scope(tree)
     is_correlated = any(scope.is_correlated_subquery for scope in scopes)
-    columns = {
-        table.name.lower(): {column.name.lower(): column.name for column in table.columns} for table in schema.tables
-    }
+    columns: dict[str, Spellings] = {}
+    for schema_table in schema.tables:
+        columns[schema_table.name.lower()] = {column.name.lower(): column.name for column in schema_table.columns}
     for scope in scopes:
         _spell_columns(scope, columns, schema)
     if not is_correlated:
@@ -56,24 +57,32 @@ def _spell_columns(scope: Scope, columns: Mapping[str, Spellings], schema: Schem
             tables[alias.lower()] = columns[source.name.lower()]
         else:
             reads_only_tables = False
-    around = scope.parent
-    while around is not None:
-        for alias, source in scope_sources(around):
+    outer = scope.parent
+    while outer is not None:
+        for alias, source in scope_sources(outer):
             if isinstance(source, exp.Table):
                 tables.setdefault(alias.lower(), columns.get(source.name.lower(), {}))
-        around = around.parent
+        outer = outer.parent
     for column in scope_columns(scope):
         name = column.name.lower()
-        candidates = [tables.get(column.table.lower(), {})] if column.table else list(tables.values())
+        candidates = list(tables.values())
+        if column.table:
+            candidates = [tables.get(column.table.lower(), {})]
         known = [spellings for spellings in candidates if name in spellings]
         if known:
             _spell(column.this, known[0], schema)
         elif reads_only_tables and _is_text(column, scope):
             column.replace(exp.Literal.string(column.name))
         else:
-            anywhere = {spellings[name] for spellings in columns.values() if name in spellings}
-            if len(anywhere) == 1:
-                _spell(column.this, {name: anywhere.pop()}, schema)
+            _spell_anywhere(column, columns.values(), schema)
+
+
+def _spell_anywhere(column: exp.Column, spellings_of_tables: Iterable[Spellings], schema: Schema) -> None:
+    """Spell a column as the tables that have one of this name do, if all of them spell it alike."""
+    name = column.name.lower()
+    spellings = {columns[name] for columns in spellings_of_tables if name in columns}
+    if len(spellings) == 1:
+        _spell(column.this, {name: spellings.pop()}, schema)
 
 
 def _is_text(column: exp.Column, scope: Scope) -> bool:
@@ -81,17 +90,24 @@ def _is_text(column: exp.Column, scope: Scope) -> bool:
     if column.table or not column.this.args.get("quoted") or scope.is_correlated_subquery:
         return False
     select = scope.expression
-    outputs = select.named_selects if isinstance(select, exp.Query) else []
-    return column.name.lower() not in {name.lower() for name in outputs}
+    if not isinstance(select, exp.Query):
+        return True
+    outputs = {name.lower() for name in select.named_selects}
+    return column.name.lower() not in outputs
 
 
 def _drop_table_aliases(scope: Scope) -> None:
     """Call the tables of one SELECT by their own names, those of a self-join excepted."""
     sources = scope_sources(scope)
-    names = [source.name.lower() if isinstance(source, exp.Table) else alias.lower() for alias, source in sources]
+    names: Counter[str] = Counter()
+    for alias, source in sources:
+        name = source.name if isinstance(source, exp.Table) else alias
+        names[name.lower()] += 1
     own_names: dict[str, str] = {}  # key: an alias
-    for (alias, source), name in zip(sources, names, strict=True):
-        if isinstance(source, exp.Table) and source.alias and not source.db and names.count(name) == 1:
+    for alias, source in sources:
+        if not isinstance(source, exp.Table) or not source.alias or source.db:
+            continue
+        if names[source.name.lower()] == 1:
             own_names[alias.lower()] = source.name
             source.set("alias", None)
     for column in scope.columns:
