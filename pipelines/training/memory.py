@@ -287,7 +287,7 @@ def _forward_tokens(shape: Shape, how: Setup) -> int:
     if not shape.window:
         return how.backward
     rows = math.ceil(how.backward / how.tokens)
-    forwards = math.ceil(how.rows / (how.padded_rows or how.rows))  # as many for each part of a micro-batch
+    forwards = math.ceil(how.rows / (how.padded_rows or how.rows))  # each part of a micro-batch has as many
     rows_of_one = math.ceil(rows / forwards)
     return min(how.backward, rows_of_one * how.tokens)
 

@@ -159,7 +159,7 @@ def allowed_columns(table: str, split: Split) -> tuple[tuple[str, ...], tuple[st
 
 Form = Literal["word", "upper", "title", "code"]
 FORMS: tuple[Form, ...] = ("word", "upper", "title", "code")
-FORM_WEIGHTS = (1, 2, 2, 2)  # One of seven columns stores its values in the words of questions.
+FORM_WEIGHTS = (1, 2, 2, 2)  # A seventh of the columns store their values in the words of questions.
 TABLE_COUNTS = {2: 5, 3: 4, 4: 1}  # number of tables: weight
 ROWS = (8, 40)
 Row = tuple[str | int, ...]
