@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -231,9 +230,3 @@ def _require_one_unbroken(trajectories: Sequence[Trajectory]) -> None:
     if all(trajectory.stop is StopReason.BROKEN for trajectory in trajectories):
         classes = ", ".join(sorted({str(trajectory.failure) for trajectory in trajectories}))
         raise BoundaryError(f"the first {len(trajectories)} episodes all broke: {classes}", "The log says more.")
-
-
-def episode_seed(seed: int, example_id: str, sample: int) -> int:
-    """A seed of 63 bits for one episode: the same whatever else runs beside it, and in whatever order."""
-    text = f"{seed}\0{example_id}\0{sample}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

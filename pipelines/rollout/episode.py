@@ -5,6 +5,7 @@ events.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Generator
 from typing import Any
 
@@ -24,8 +25,7 @@ from pipelines.protocols.base import Protocol
 from pipelines.recipe.config import Sampling
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Request
-from pipelines.sql.dialects.base import TURN_SEPARATOR
-from pipelines.sql.lexical import writes
+from pipelines.sql.lexical import TURN_SEPARATOR, writes
 from pipelines.sql.schema import Schema
 
 MAX_PROMPTS = 256  # prompts in memory, of questions whose episodes run side by side
@@ -353,3 +353,9 @@ def _execution(query: str) -> Generator[SqlRequest, Any, ExecutionResult | None]
         if result is None or result.status is not ExecutionStatus.UNAVAILABLE:
             break
     return result
+
+
+def episode_seed(seed: int, example_id: str, sample: int) -> int:
+    """A seed of 63 bits for one episode: the same whatever else runs beside it, and in whatever order."""
+    text = f"{seed}\0{example_id}\0{sample}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1

@@ -17,10 +17,9 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, 
 from pipelines.core.registry import DIALECTS, EQUALITIES
 from pipelines.core.types import Database, Hardness, SchemaItems
 from pipelines.sql.diagnoses import Diagnosis, Failure
-from pipelines.sql.dialects.base import TURN_SEPARATOR
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from pipelines.sql.equalities.compare import Gold
-from pipelines.sql.lexical import is_ordered
+from pipelines.sql.lexical import TURN_SEPARATOR, is_ordered
 from pipelines.sql.schema import Schema, introspect
 
 # The bounds on length and on the parser's moves end a text long before this clock (see `analysis/parsing.py`).

@@ -4,6 +4,9 @@ import functools
 import itertools
 import re
 
+# The sign between the turns of an episode's script (`Dialect.keeps_state`); no statement may hold it.
+TURN_SEPARATOR = "\0"
+
 _KEYWORDS = """
     select from where group by having order limit offset join left right full outer cross natural on using union all
     intersect except distinct and or not in exists between like ilike is null case when then else end asc desc with

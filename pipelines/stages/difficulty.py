@@ -15,8 +15,7 @@ from pipelines.core.files import write_lines
 from pipelines.curation import difficulty
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.recipe.config import Recipe
-from pipelines.rollout.engine import episode_seed
-from pipelines.rollout.episode import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest, episode_seed
 from pipelines.rollout.policies.factories import policy
 from pipelines.stages.context import Context, examples_at, rows_of, single_thread
 from pipelines.stages.served_policy import serve_policy

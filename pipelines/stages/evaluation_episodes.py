@@ -14,8 +14,7 @@ from pipelines.evaluation.error_analysis import Schemas
 from pipelines.evaluation.record import Mode
 from pipelines.evaluation.record_files import EvaluatedEpisode
 from pipelines.recipe.config import Recipe
-from pipelines.rollout.engine import episode_seed
-from pipelines.rollout.episode import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest, episode_seed
 from pipelines.sql.engine import SqlEngine
 from pipelines.stages.answer_latency import TIMING, note_latency
 from pipelines.stages.evaluated_policy import counter_of_tokens, evaluated_policy

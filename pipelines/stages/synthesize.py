@@ -14,8 +14,7 @@ from pipelines.core.types import Example, StopReason, Trajectory, read_jsonl, wr
 from pipelines.endpoints.asker import Asker
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.recipe.config import Recipe
-from pipelines.rollout.engine import episode_seed
-from pipelines.rollout.episode import EpisodeRequest
+from pipelines.rollout.episode import EpisodeRequest, episode_seed
 from pipelines.rollout.gguf_model import is_gguf
 from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import Policy

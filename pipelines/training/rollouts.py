@@ -20,8 +20,8 @@ from pipelines.endpoints.log import RESPONSES
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.recipe.config import Recipe
 from pipelines.rewards.panel import Rewards
-from pipelines.rollout.engine import MAX_LEADING_FAILURES, episode_seed
-from pipelines.rollout.episode import EpisodeRequest
+from pipelines.rollout.engine import MAX_LEADING_FAILURES
+from pipelines.rollout.episode import EpisodeRequest, episode_seed
 from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import Policy
 from pipelines.rollout.policies.factories import IN_PROCESS

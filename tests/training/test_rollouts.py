@@ -13,8 +13,8 @@ from pipelines.databases.of_recipe import sql_engine
 from pipelines.environment.core import Environment
 from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import Sampling, Synthesis, Teacher
-from pipelines.rollout.engine import RolloutEngine, episode_seed
-from pipelines.rollout.episode import EpisodeRequest
+from pipelines.rollout.engine import RolloutEngine
+from pipelines.rollout.episode import EpisodeRequest, episode_seed
 from pipelines.rollout.policies.base import ScriptedPolicy
 from pipelines.sql.schema import introspect
 from pipelines.stages import graph

@@ -36,8 +36,6 @@ EXTERNAL_FAULTS = frozenset(("database_locked", "database_recovering", "database
 FIRST_FETCH = 64  # rows of the first chunk of a result
 MAX_MESSAGE_CHARS = 500
 _ORDER = re.compile(r"\border\b", re.IGNORECASE)
-# The sign between the turns of an episode's script (`Dialect.keeps_state`); no statement may hold it.
-TURN_SEPARATOR = "\0"
 # Factors of the limit: the dialect's clock has its chance before the hard timer.
 TIMER_GRACE = 1.05
 TIMER_SLACK = 0.05

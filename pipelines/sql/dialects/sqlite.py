@@ -27,7 +27,7 @@ from pipelines.core.registry import dialect
 from pipelines.sql.dialects import base
 from pipelines.sql.dialects.base import ERROR, LIMIT, OK, REFUSED, TIMEOUT, UNAVAILABLE
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Dialect, ViewLimitExceeded
-from pipelines.sql.lexical import ORDERED, OUTCOME, blank_comments
+from pipelines.sql.lexical import ORDERED, OUTCOME, TURN_SEPARATOR, blank_comments
 from pipelines.sql.splitter import MAX_STATEMENTS, statement_texts
 
 # The actions that SQLite's authorizer allows, and the meaning of SQLite's errors.
@@ -728,7 +728,7 @@ class StatefulSession(SqliteSession):
 
     def answer(self, sql: str, max_rows: int) -> base.RawResult:
         """Run a script on a copy of its own: the turns before the last one, then that one, whose last result it is."""
-        refused = unreadable(sql.replace(base.TURN_SEPARATOR, "\n"))
+        refused = unreadable(sql.replace(TURN_SEPARATOR, "\n"))
         if refused is not None:
             return refused
         self._connection = self._copy_source()
@@ -740,7 +740,7 @@ class StatefulSession(SqliteSession):
         except sqlite3.Error as error:
             raise base.OpenFailure("setup_failed", f"the database cannot be prepared: {error}") from None
         before = self._changes()
-        *earlier, last = sql.split(base.TURN_SEPARATOR)
+        *earlier, last = sql.split(TURN_SEPARATOR)
         asks_outcome = bool(earlier) and last in (OUTCOME, ORDERED)
         is_ordered = last == ORDERED
         if asks_outcome:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from pipelines.sql.dialects.base import TURN_SEPARATOR
-from pipelines.sql.lexical import ORDERED, OUTCOME, blank_comments, writes
+from pipelines.sql.lexical import ORDERED, OUTCOME, TURN_SEPARATOR, blank_comments, writes
 
 ABSTAINED = "null"  # the prediction of a system that does not answer
 NOW = "2105-12-31 23:59:00"  # the official script's --current_time
