@@ -10,7 +10,6 @@ from typing import Any, Literal
 from pipelines.core.errors import DataError
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import CheckpointCard, folder_of, read_card, require_sound
-from pipelines.recipe.recipes import CONF
 from pipelines.recipe.yaml_files import read_yaml
 from pipelines.rollout.checkpoint_files import weight_files
 from pipelines.rollout.gguf_model import is_gguf, read_header
@@ -136,7 +135,7 @@ def source_of(model: str) -> str:
 
     A file that was fetched from the package index comes before the hub.
     """
-    folder = CONF / "models"
+    folder = recipes.CONF / "models"
     matches = [folder / f"{model}.yaml"]
     if not matches[0].is_file():
         matches = [path for path in folder.glob("*.yaml") if path.stem.partition("_")[0] == model]

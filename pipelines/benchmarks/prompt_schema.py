@@ -30,9 +30,8 @@ from pipelines.core.registry import DIALECTS
 from pipelines.core.text_files import read_json_text
 from pipelines.core.types import Database, Example, SchemaItems
 from pipelines.sql import analyst
-from pipelines.sql import schema as catalogs
 from pipelines.sql.engine import SqlEngine
-from pipelines.sql.schema import Schema
+from pipelines.sql.schema import Schema, read_comments
 
 # Descriptions by (table, column), a table's own under column ""; names from a benchmark's files are lower-cased.
 Descriptions = Mapping[tuple[str, str], str]
@@ -46,7 +45,7 @@ def describe(schema: Schema, database: Database) -> Schema:
         descriptions = published_descriptions(Path(database.location))
         key: Callable[[str], str] = str.lower
     else:
-        descriptions = catalogs.comments(database)
+        descriptions = read_comments(database)
         key = str
     tables = []
     for table in schema.tables:

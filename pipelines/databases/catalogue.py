@@ -8,13 +8,11 @@ from dataclasses import asdict, dataclass
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, ExecutionResult, ExecutionStatus, Scalar, shortened, text_of
-from pipelines.databases import named as addresses
 from pipelines.databases.card import ColumnCard, DatabaseCard, Reference, TableCard
-from pipelines.databases.named import OpenableDatabase
-from pipelines.sql import schema as catalogs
+from pipelines.databases.named import OpenableDatabase, why_unreachable
 from pipelines.sql.dialects.dialect import Role
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, Table, introspect
+from pipelines.sql.schema import Schema, Table, introspect, read_comments
 
 # Findings about a database that mislead an agent: no keys, codes, several ways to write a date, cryptic names, empty
 # tables; and columns that look like personal data. They come from names and a few rows, so a finding is a reason to
@@ -145,7 +143,7 @@ def connection_role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None
             schemas = opened.query(dialect.schema_query) if dialect.schema_query else ()
             return dialect.role(opened.query), dict(schemas)
     except Exception as error:  # each driver has an error tree of its own
-        reason = addresses.why_unreachable(error)
+        reason = why_unreachable(error)
         hint = ""
         if "password" in reason:
             hint = f"A password comes from the variable {dialect.password_variable}."
@@ -167,7 +165,7 @@ def read_catalogue(
         schema = schema.of_schemas(schemas)
     if not schema.tables:
         raise _no_tables(database)
-    comments = catalogs.comments(database) if DIALECTS[database.engine].comments_query else {}
+    comments = read_comments(database) if DIALECTS[database.engine].comments_query else {}
     samples, rows = _sample_tables(database, schema)
     findings = find_problems(schema, samples, rows)
     findings += _unread_tables(schema, samples, rows)

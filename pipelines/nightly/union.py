@@ -16,7 +16,6 @@ import polars as pl
 
 from pipelines.core import frames
 from pipelines.core.files import digest, write_json
-from pipelines.core.frames import DATA, LAYOUT
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.stages.context import QUARANTINE, TRAINED
@@ -86,7 +85,7 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
             pools += HELD_OUT
         if part.fresh:
             pools.append("rl")
-        frame = pl.scan_parquet(source / DATA, glob=False)
+        frame = pl.scan_parquet(source / frames.DATA, glob=False)
         is_taken = pl.col("pool").is_in(pools)
         frame = frame.filter(is_taken)
         frame = frame.with_columns(database=_database_in_union(index))
@@ -99,10 +98,10 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
         if last_source is not None:
             n_sources += int(last_source) + 1
     questions = pl.concat(frames_of_parts, how="diagonal_relaxed")
-    questions.sink_parquet(folder / DATA, **LAYOUT)
+    questions.sink_parquet(folder / frames.DATA, **frames.LAYOUT)
     note_leakage(folder)
     _join_quarantines(folder, folders)
-    pool_column = frames.read(folder / DATA, "pool")["pool"]
+    pool_column = frames.read(folder / frames.DATA, "pool")["pool"]
     metrics: dict[str, float] = {}
     for pool in (*TRAINED, *HELD_OUT):
         is_of_pool = pool_column == pool
@@ -131,7 +130,7 @@ def _join_demonstrations(
     """All fresh demonstrations, and as many of the old ones as are replayed."""
     heights = []
     for source in folders:
-        ids = frames.read(source / DATA, "example_id")
+        ids = frames.read(source / frames.DATA, "example_id")
         heights.append(ids.height)
     n_fresh = 0
     for height, part in zip(heights, parts, strict=True):
@@ -147,7 +146,7 @@ def _join_demonstrations(
     selected: list[pl.LazyFrame] = []
     n_before = 0  # old rows of the parts before
     for source, height, part in zip(folders, heights, parts, strict=True):
-        frame = pl.scan_parquet(source / DATA, glob=False)
+        frame = pl.scan_parquet(source / frames.DATA, glob=False)
         if not part.fresh:
             rows = [row for row in range(height) if n_before + row in replayed]
             row_numbers = pl.Series(rows, dtype=pl.Int64)
@@ -156,7 +155,7 @@ def _join_demonstrations(
             n_before += height
         selected.append(frame)
     demonstrations = pl.concat(selected, how="diagonal_relaxed")
-    demonstrations.sink_parquet(folder / DATA, **LAYOUT)
+    demonstrations.sink_parquet(folder / frames.DATA, **frames.LAYOUT)
     n_kept = n_fresh + n_replayed
     n_rejected = _join_quarantines(folder, folders)
     acceptance = n_kept / max(1, n_kept + n_rejected)
@@ -165,10 +164,10 @@ def _join_demonstrations(
 
 def _join_gold_schemas(folder: Path, folders: Sequence[Path]) -> None:
     """Gold schemas of all parts; that of a held-out question, which all parts have, once."""
-    frames_of_parts = [frames.read(source / DATA) for source in folders]
+    frames_of_parts = [frames.read(source / frames.DATA) for source in folders]
     frame = pl.concat(frames_of_parts, how="diagonal_relaxed")
     frame = frame.unique("example_id", keep="first", maintain_order=True)
-    frames.write(folder / DATA, frame)
+    frames.write(folder / frames.DATA, frame)
     n_accepted = sum(json.loads(value) for value in frame["accepted"])
     agreement = n_accepted / max(1, frame.height)
     write_json(folder / "metrics.json", {"examples": frame.height, "agreement": agreement})

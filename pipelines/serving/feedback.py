@@ -21,7 +21,7 @@ from typing import Any
 
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import write_atomic
-from pipelines.report.console_text import plain
+from pipelines.core.types import plain
 from pipelines.serving.agent import Event
 
 FILE = "feedback.sqlite"

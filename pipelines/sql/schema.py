@@ -241,7 +241,7 @@ SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') AND name NO
 DeclaredColumn = tuple[str, str, bool]  # name, type, whether it is in the primary key
 
 
-def comments(database: Database) -> dict[tuple[str, str], str]:
+def read_comments(database: Database) -> dict[tuple[str, str], str]:
     """The comments of tables and columns, by (table, column); a table's under column "".
 
     Empty if the engine has no comments.

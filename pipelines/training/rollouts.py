@@ -24,7 +24,6 @@ from pipelines.rollout.engine import MAX_LEADING_FAILURES
 from pipelines.rollout.episode import EpisodeRequest, episode_seed
 from pipelines.rollout.policies import factories
 from pipelines.rollout.policies.base import Policy
-from pipelines.rollout.policies.factories import IN_PROCESS
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from pipelines.teachers.experts import GradeSource
 from pipelines.training import advantages
@@ -310,7 +309,7 @@ def make_rollouts(plan: Plan, examples: Sequence[Example], policy: Policy, envir
 
 def training_policy(plan: Plan, network: Any, tokenizer: Any) -> Policy:
     """The policy that samples a plan's episodes: the network under training, or servers."""
-    if plan.recipe.rollout.policy == IN_PROCESS:
+    if plan.recipe.rollout.policy == factories.IN_PROCESS:
         return in_process_policy(plan.recipe, network, tokenizer)
     return server_policy(plan)
 

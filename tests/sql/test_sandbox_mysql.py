@@ -61,7 +61,7 @@ def test_what_the_database_says_of_its_tables_and_columns_is_in_the_prompt(mysql
         ):
             cursor.execute(statement)
     told = Database("told", "mysql", f"mysql://teller:secret@127.0.0.1:{mysql_port}/told")
-    assert schema.comments(told) == {("farm", ""): "all farms", ("farm", "Id"): "its number in the register"}
+    assert schema.read_comments(told) == {("farm", ""): "all farms", ("farm", "Id"): "its number in the register"}
     shown = render(describe(introspect(told), told), "ddl").lower()
     assert "all farms" in shown
     assert "its number in the register" in shown

@@ -218,7 +218,7 @@ def test_postgresqls_comments(server):
     with psycopg.connect(server.admin, autocommit=True) as connection:
         connection.execute("COMMENT ON TABLE shop.customer IS 'what it holds'")
         connection.execute("COMMENT ON COLUMN shop.customer.id IS 'its key'")
-    assert catalogs.comments(server.shop) == {("customer", ""): "what it holds", ("customer", "id"): "its key"}
+    assert catalogs.read_comments(server.shop) == {("customer", ""): "what it holds", ("customer", "id"): "its key"}
 
 
 @pytest.mark.services
