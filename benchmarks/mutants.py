@@ -949,8 +949,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "rewards/terms.py::jaccard": [
             Fault(
                 "two empty sets are alike",
-                "return len(left & right) / union if union else 0.0",
-                "return len(left & right) / union if union else 1.0",
+                "    if not union:\n        return 0.0\n",
+                "    if not union:\n        return 1.0\n",
             ),
         ],
         "rewards/outcome.py::make_outcomes": [
@@ -1037,8 +1037,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "rewards/terms.py::trust_format": [
             Fault(
                 "one phase is enough",
-                "all(PHASES[phase] in seen for phase in phases)",
-                "any(PHASES[phase] in seen for phase in phases)",
+                "trajectory.well_formed and demanded <= seen",
+                "trajectory.well_formed and not demanded.isdisjoint(seen)",
             ),
             Fault("no rule against malformed turns", "if not is_complete or not is_clean:", "if not is_complete:"),
         ],

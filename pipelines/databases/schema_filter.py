@@ -66,9 +66,9 @@ class SchemaFilter:
         """Measure a table with its keys, and each of its columns."""
         name = table.name.lower()
         joining = {key.column for key in table.foreign_keys}
-        keys = tuple(column for column in table.columns if column.primary_key or column.name in joining)
+        keys = [column for column in table.columns if column.primary_key or column.name in joining]
         self._keys[name] = [column.name.lower() for column in keys]
-        self._size[name, ""] = self._units_of(replace(table, columns=keys)) + 1
+        self._size[name, ""] = self._units_of(replace(table, columns=tuple(keys))) + 1
         without_columns = self._units_of(replace(table, columns=(), foreign_keys=()))
         for column in table.columns:
             with_column = self._units_of(replace(table, columns=(column,), foreign_keys=()))
@@ -106,8 +106,13 @@ class SchemaFilter:
         """
         scores = self._scores(question, mentioned)
         table_scores = self._table_scores(scores)
-        columns = [item for item in self._items if item[1]]
-        columns.sort(key=lambda item: -table_scores[item[0]] - 2 * scores[item])
+
+        def score(item: Item) -> float:
+            table, _ = item
+            return table_scores[table] + 2 * scores[item]
+
+        columns = [(table, column) for table, column in self._items if column]
+        columns.sort(key=score, reverse=True)
 
         chosen: dict[str, set[str]] = {}
         budget = tokens * self._units
@@ -149,8 +154,10 @@ class SchemaFilter:
         terms = [f'"{word}"' for word in dict.fromkeys((*words, *compounds))]
         if terms:
             query = f"SELECT rowid, bm25(searched, {WEIGHTS}) FROM searched WHERE searched MATCH ?"
-            for row, rank in self._index.execute(query, (" OR ".join(terms),)):
-                scores[self._items[row - 1]] -= rank  # BM25's better ranks are lower
+            any_term = " OR ".join(terms)
+            for row, rank in self._index.execute(query, (any_term,)):
+                item = self._items[row - 1]
+                scores[item] -= rank  # BM25's better ranks are lower
         for table, column in mentioned:
             scores[table.lower(), column.lower()] += VALUE_SCORE
         return scores

@@ -13,16 +13,21 @@ from pipelines.core.registry import reward
 from pipelines.core.types import ExecutionStatus, Outcome, SchemaItems, Turn
 from pipelines.protocols.knowledge import PHASES, Phase, proposed, unverified
 
+# The lowest and the highest value of a term, for wrong and for right answers (`Rubric.margin`).
+ZERO = (0.0, 0.0)
+ONE = (1.0, 1.0)
+ZERO_TO_ONE = (0.0, 1.0)
+
 # --- SQL-Trail, appendix A.4, equations 6 to 11; Reasoning-SQL, section 3.2 and appendix A.7 -------------------------
 
 
-@reward("exec", wrong=(0.0, 0.0), right=(1.0, 1.0), reads=())
+@reward("exec", wrong=ZERO, right=ONE, reads=())
 def execution(outcome: Outcome) -> float:
     """1 if the final SQL's result equals the gold SQL's (SQL-Trail, equation 6)."""
     return float(outcome.correct)
 
 
-@reward("turns", wrong=(0.0, 1.0), right=(0.0, 1.0), reads={"level"})
+@reward("turns", wrong=ZERO_TO_ONE, right=ZERO_TO_ONE, reads={"level"})
 def turns(outcome: Outcome, easy: int = 2, medium: int = 3, unanswered: bool = False) -> float:
     """1 within the turn budget of the question's level (SQL-Trail, equation 7).
 
@@ -40,19 +45,19 @@ def turns(outcome: Outcome, easy: int = 2, medium: int = 3, unanswered: bool = F
     return float(outcome.correct and finished < outcome.max_turns)
 
 
-@reward("syntax", wrong=(0.0, 1.0), right=(1.0, 1.0), reads=())
+@reward("syntax", wrong=ZERO_TO_ONE, right=ONE, reads=())
 def syntax(outcome: Outcome) -> float:
     """1 if the final SQL ran (SQL-Trail, equation 8)."""
     return float(outcome.executable)
 
 
-@reward("bigram", wrong=(0.0, 1.0), right=(0.0, 1.0), reads={"bigrams"})
+@reward("bigram", wrong=ZERO_TO_ONE, right=ZERO_TO_ONE, reads={"bigrams"})
 def bigram(outcome: Outcome) -> float:
     """Jaccard similarity of the two queries' sets of adjacent token pairs (SQL-Trail, equation 9)."""
     return jaccard(outcome.predicted_bigrams, outcome.gold_bigrams)
 
 
-@reward("schema", wrong=(0.0, 1.0), right=(0.0, 1.0), reads={"schema"})
+@reward("schema", wrong=ZERO_TO_ONE, right=ZERO_TO_ONE, reads={"schema"})
 def schema(outcome: Outcome) -> float:
     """Jaccard similarity of the queries' tables and columns (SQL-Trail, equation 10); 0 if one does not parse."""
     if outcome.predicted_schema is None or outcome.gold_items is None:
@@ -62,13 +67,13 @@ def schema(outcome: Outcome) -> float:
     return jaccard(predicted, gold)
 
 
-@reward("format", wrong=(0.0, 1.0), right=(0.0, 1.0), reads=())
+@reward("format", wrong=ZERO_TO_ONE, right=ZERO_TO_ONE, reads=())
 def format_(outcome: Outcome) -> float:
     """1 if every turn is well-formed and there is a final SQL (SQL-Trail, equation 11)."""
     return float(outcome.trajectory.well_formed)
 
 
-@reward("judge", wrong=(0.0, 1.0), right=(1.0, 1.0), reads={"schema", "bigrams"})
+@reward("judge", wrong=ZERO_TO_ONE, right=ONE, reads={"schema", "bigrams"})
 def judge(outcome: Outcome, by: str = "static", scale: Annotated[float, Field(gt=0)] = 2.0) -> float:
     """A judge's grade in [0, 1] of a wrong answer; 1 for a right one, which is never judged (Reasoning-SQL, A.7).
 
@@ -148,8 +153,9 @@ def trust_format(
         verified: whether the proposal may also hold nothing but verified schema knowledge (not in the paper's check).
     """
     trajectory = outcome.trajectory
+    demanded = {PHASES[phase] for phase in phases}
     seen = {turn.action.kind for turn in trajectory.turns}
-    is_complete = trajectory.well_formed and all(PHASES[phase] in seen for phase in phases)
+    is_complete = trajectory.well_formed and demanded <= seen
     is_clean = all(_ran_well(turn) for turn in trajectory.turns)
     if not is_complete or not is_clean:
         return 0.0
@@ -217,7 +223,9 @@ def mtir_result(outcome: Outcome, value: float = 1.0, unread: float = 0.0) -> fl
 def jaccard(left: Set[Any], right: Set[Any]) -> float:
     """|A and B| / |A or B|; 0 for two empty sets, which say nothing."""
     union = len(left | right)
-    return len(left & right) / union if union else 0.0
+    if not union:
+        return 0.0
+    return len(left & right) / union
 
 
 def table_and_column_set(schema: SchemaItems) -> frozenset[str | tuple[str, str]]:
