@@ -528,7 +528,7 @@ def _connection_class() -> type[pymysql.Connection[Any]]:
 
     from pymysql.connections import Connection
 
-    class SqlConnection(Connection):
+    class SqlConnection(Connection):  # type: ignore[misc]
         def _create_ssl_ctx(self, options: Any) -> ssl.SSLContext:
             if options:
                 context: ssl.SSLContext = super()._create_ssl_ctx(options)
