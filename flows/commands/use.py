@@ -257,6 +257,8 @@ def mcp(
 ) -> None:
     """Serve the sandboxed SQL tool to any MCP client, and the agent beside it.
 
+    It needs `pip install 'sqltrain[mcp]'`.
+
     Examples:
 
       sqltrain mcp shop.sqlite

@@ -45,7 +45,7 @@ TABLES = {
 # The miniature in seconds: nothing is learned, and there is a checkpoint with an evaluation.
 RUN = [
     *SMALL_DATA,
-    "model.tiny={width: 32, layers: 1, heads: 2, ffn: 64}",
+    "model.tiny={width: 32, layers: 1, heads: 2, ffn: 64, context: 1024}",
     "stages=[data, synthesize, filter, sft, evaluate, report]",
     "evaluation={samples: 0, ks: [1], sampling: {turn_tokens: 16, episode_tokens: 512}}",
     "rollout.processes=1",
