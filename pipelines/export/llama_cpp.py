@@ -32,7 +32,7 @@ def write_gguf(folder: Path, name: str, types: Sequence[str]) -> tuple[list[str]
 
     tokenizer = read_json(folder / "tokenizer.json")
     split = _split_of((tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or [])
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     _require_writable(config)
     written_types, notes = _writable_types(config, types)
     if split == "bloom":  # Ollama's own engine for this architecture does not read the file's way to split

@@ -2,7 +2,8 @@
 
 transformers fills a tensor that a checkpoint lacks with random values and leaves out what it does not know; the model
 then answers as if nothing were wrong. Here the names, shapes and types of all tensors must be those of the
-architecture, and each file must be whole.
+architecture, and each file must be whole. Python code that lies beside the weights is never run: unless it is told not
+to, transformers asks on the terminal whether it may, and a typed "y" would run it.
 """
 
 import json
@@ -135,7 +136,7 @@ def network_of(name: str, **options: Any) -> Any:
     logging.set_verbosity_error()  # its table of what is missing: that is one line here
     try:
         network, loading = AutoModelForCausalLM.from_pretrained(
-            name, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            name, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False, **options
         )
     except Exception as error:  # settings of many architectures and quantised formats raise any kind
         hint = "Give a local folder or a hub name as model.source."
@@ -219,7 +220,7 @@ def tokenizer_of(name: str, **options: Any) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception, and a wrong one any kind
         hint = "Give a local folder or a hub name as model.source, with tokenizer.json beside the weights."
         raise DataError(f"no model at {name}: its tokenizer cannot be read: {_line(error)}", hint) from None

@@ -255,3 +255,68 @@ def test_a_damaged_checkpoint_is_refused_in_a_line_or_is_the_same_model(whole, t
     for kind in ("hub-folder", "gguf", "ollama"):
         assert re.search(said, refused(lambda kind=kind: exports.write(lineage_of(folder), kind, tmp_path / "out")))
     assert {path.name for path in tmp_path.iterdir()} == {folder.name}
+
+
+def test_a_tokenizer_without_a_pad_token_is_padded_by_its_end(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "model")
+    settings_file = tmp_path / "model" / "tokenizer_config.json"
+    settings = json.loads(settings_file.read_text())
+    del settings["pad_token"]
+    settings_file.write_text(json.dumps(settings))
+    network, tokenizer = load(tmp_path / "model", Model())
+    assert tokenizer.pad_token == tokenizer.eos_token == settings["eos_token"]
+    batch = tokenizer(["12", "1212"], padding=True, return_tensors="pt")
+    assert batch["input_ids"][0, :2].tolist() == [tokenizer.eos_token_id] * 2  # on the left
+    assert batch["attention_mask"].tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
+    with torch.no_grad():
+        assert network(**batch).logits.isfinite().all()
+
+
+CODE = """
+from pathlib import Path
+
+Path(__file__).with_name("ran").touch()
+raise RuntimeError("this code ran")
+"""
+
+
+CLASSES = {"AutoConfig": "configuration_plum.Plum", "AutoModelForCausalLM": "modeling_plum.Plum"}
+
+
+def code_of_a_tokenizer(folder):
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    auto_map = {"AutoTokenizer": ["tokenization_plum.Plum", None]}
+    path.write_text(json.dumps({**settings, "tokenizer_class": "Plum", "auto_map": auto_map}))
+
+
+@pytest.mark.parametrize(
+    ("put_code", "said"),
+    [
+        (config(auto_map=CLASSES), "same"),
+        (config(model_type="plum", architectures=["Plum"], auto_map=CLASSES), "contains custom code"),
+        (code_of_a_tokenizer, "same"),
+    ],
+    ids=["known architecture", "unknown architecture", "tokenizer"],
+)
+def test_code_in_a_checkpoint_is_not_run_and_nobody_is_asked_about_it(whole, tmp_path, monkeypatch, put_code, said):
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    for name in ("configuration_plum", "modeling_plum", "tokenization_plum"):
+        (folder / f"{name}.py").write_text(CODE)
+    put_code(folder)
+    # The folder to which transformers copies such code before it imports it.
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    questions = []
+
+    def say_yes(question=""):
+        questions.append(question)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", say_yes)
+    if said == "same":
+        assert (logits(folder) - logits(whole)).abs().max() == 0.0
+    else:
+        assert said in refused(lambda: logits(folder))
+    assert questions == []
+    assert not list(tmp_path.rglob("ran"))

@@ -61,7 +61,9 @@ class VllmPolicy(Policy):
         from transformers import AutoTokenizer
 
         commit = None if Path(checkpoint).is_dir() else revision
-        self.codec: ChatCodec = ChatCodec(AutoTokenizer.from_pretrained(str(checkpoint), revision=commit))
+        # transformers would ask on the terminal whether it may run Python code of the checkpoint.
+        tokenizer = AutoTokenizer.from_pretrained(str(checkpoint), revision=commit, trust_remote_code=False)
+        self.codec: ChatCodec = ChatCodec(tokenizer)
         self.live = LIVE_PER_SERVER * len(servers)
         has_others = len(servers) > 1
         retries = 2 if has_others else 12
