@@ -2,10 +2,13 @@
 
 import contextlib
 import re
+from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 import pymysql
 import pytest
+from servers import binaries, make_reader
 
 from pipelines.core.types import Database
 from pipelines.databases import card
@@ -156,6 +159,85 @@ def test_names_that_differ_in_case_are_two_tables_of_postgresql(server, postgres
         assert described == [("Id", "its key"), ("id", "")]
     finally:
         postgres_admin("DROP SCHEMA cased CASCADE")
+
+
+def test_columns_that_a_role_may_not_read_are_in_no_card_and_no_prompt(server, postgres_admin, sqltrain, folder):
+    for statement in (
+        "CREATE SCHEMA clinic; GRANT USAGE ON SCHEMA clinic TO reader",
+        "CREATE TABLE clinic.patient (id int PRIMARY KEY, name text, illness text); CREATE TABLE clinic.bill (id int)",
+        "INSERT INTO clinic.patient VALUES (1, 'Ada', 'secret'), (2, 'Bo', 'secret')",
+        "GRANT SELECT (id, name) ON clinic.patient TO reader",
+    ):
+        postgres_admin(statement)
+    try:
+        sqltrain.ok("connect", postgres_address(server), "--schema", "clinic", "--name", "clinic")
+        known = card.read(folder / "databases" / "clinic.yaml")
+        assert {name: list(table.columns) for name, table in known.tables.items()} == {"patient": ["id", "name"]}
+        assert (known.tables["patient"].rows, known.tables["patient"].columns["name"].values) == (2, ("Ada", "Bo"))
+        database = Database("clinic", "postgres", f"{server.reader} options=-csearch_path=clinic")
+        assert "illness" not in render(introspect(database, 3), "ddl")
+        with SqlEngine(Limits(timeout_s=5)) as sql:
+            queries = ["SELECT name FROM patient WHERE id = 1", "SELECT illness FROM patient", "SELECT * FROM patient"]
+            results = sql.execute_many([(database, query) for query in [*queries, "SELECT id FROM bill"]])
+        assert [result.error_class for result in results] == [None] + ["not_authorized"] * 3
+        assert results[0].rows == (("Ada",),)
+    finally:
+        postgres_admin("DROP SCHEMA clinic CASCADE")
+
+
+ODD_PASSWORD = "p@s:s/w%41?#[é] +&="
+
+
+def check_encoded_password(address, engine_name, sqltrain, folder, monkeypatch):
+    """Connect by an address with the password, by its card with the password in a variable, and by a wrong password."""
+    encoded = quote(ODD_PASSWORD, safe="")
+    right = address.format(encoded)
+    wrong = address.format(f"{encoded}x")
+    sqltrain.ok("connect", right, "--name", "locked")
+    path = folder / "databases" / "locked.yaml"
+    assert list(card.read(path).tables) == ["chest"]
+    text = path.read_text(encoding="utf-8")
+    assert ODD_PASSWORD not in text
+    assert encoded not in text
+    monkeypatch.setenv("LOCKED_PASSWORD", ODD_PASSWORD)
+    sqltrain.ok("connect", "locked")
+    assert "refuses this user or password" in sqltrain.refused("connect", wrong, "--name", "other")
+    with SqlEngine(Limits(timeout_s=5)) as sql:
+        jobs = [(Database("locked", engine_name, each), "SELECT id FROM chest") for each in (right, wrong)]
+        opened, refused = sql.execute_many(jobs)
+    assert (opened.rows, refused.ok) == (((5,),), False)
+
+
+def test_an_encoded_password_is_the_one_that_postgresql_gets(server, postgres_admin, sqltrain, folder, monkeypatch):
+    """This role is asked for its password, unlike the others of this server."""
+    make_reader(binaries(), server.admin, "keyed", ODD_PASSWORD)
+    (rules,) = postgres_admin("SHOW hba_file").fetchone()
+    rules_file = Path(rules)
+    rules_file.write_text("host all keyed all scram-sha-256\n" + rules_file.read_text())
+    for statement in (
+        "SELECT pg_reload_conf()",
+        "CREATE SCHEMA keys; CREATE TABLE keys.chest (id int); INSERT INTO keys.chest VALUES (5)",
+        "GRANT USAGE ON SCHEMA keys TO keyed; GRANT SELECT ON keys.chest TO keyed",
+    ):
+        postgres_admin(statement)
+    address = postgres_address(server, "keyed:{}") + "?options=-csearch_path%3Dkeys"
+    try:
+        check_encoded_password(address, "postgres", sqltrain, folder, monkeypatch)
+    finally:
+        postgres_admin("DROP SCHEMA keys CASCADE; DROP OWNED BY keyed; DROP ROLE keyed")
+
+
+def test_an_encoded_password_is_the_one_that_mariadb_gets(mariadb_admin, mysql_port, sqltrain, folder, monkeypatch):
+    for statement in (
+        "CREATE DATABASE locked",
+        "CREATE TABLE locked.chest (id int PRIMARY KEY)",
+        "INSERT INTO locked.chest VALUES (5)",
+        f"CREATE USER keyed@'%' IDENTIFIED BY '{ODD_PASSWORD}'",
+        "GRANT SELECT, SHOW VIEW ON locked.* TO keyed@'%'",
+    ):
+        mariadb_admin(statement)
+    address = f"mysql://keyed:{{}}@127.0.0.1:{mysql_port}/locked"
+    check_encoded_password(address, "mysql", sqltrain, folder, monkeypatch)
 
 
 def test_mariadbs_keys_and_views_that_do_not_run(mariadb_admin, mysql_port, sqltrain, folder):

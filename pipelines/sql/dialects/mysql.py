@@ -494,7 +494,7 @@ def open_readonly_connection(
         host=address.hostname or "127.0.0.1",
         port=address.port or PORT,
         user=unquote(address.username or ""),
-        password=unquote(address.password or ""),
+        password=unquote(address.password or "").encode(),  # the driver would send a str in Latin-1
         database=unquote(address.path.strip("/")) or None,
         charset="utf8mb4",
         sql_mode=mode if mode is not None else _address_mode(location),
