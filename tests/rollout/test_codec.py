@@ -2,6 +2,7 @@
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from pipelines.core.errors import DataError
@@ -50,6 +51,24 @@ def test_turn_by_turn_gives_the_ids_of_the_whole_conversation(any_tokenizer):
     whole = (("user", "how many ?"), ("assistant", "<sql> select 1 </sql>"), ("user", "1 row"))
     assert grown == rendered(any_tokenizer, *whole, ("assistant", "<sql> x </sql>"), ("user", "no such column"))
     assert codec.prompt(whole) == rendered(any_tokenizer, *whole)
+
+
+def test_a_conversation_begins_with_one_token_of_its_beginning():
+    """Llama's and Mistral's templates write it, and their tokenizers write it again before each text."""
+    tokenizer = chatml()
+    tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
+    begin = tokenizer.bos_token_id
+    first = [("<|begin|>", begin)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=first)
+    tokenizer.chat_template = "{{ bos_token }}" + CHATML
+    assert tokenizer.encode("a")[0] == begin
+    codec = ChatCodec(tokenizer)
+    prompt = codec.prompt((("user", "how many ?"),))
+    assert (prompt[0], prompt.count(begin)) == (begin, 1)
+    grown = [*prompt, *codec.agent("<sql> 1 </sql>"), *codec.observation("1 row")]
+    assert grown.count(begin) == 1
+    whole = (("user", "how many ?"), ("assistant", "<sql> 1 </sql>"), ("user", "1 row"))
+    assert codec.prompt(whole) == grown
 
 
 def test_an_agents_own_tokens_are_kept():

@@ -7,6 +7,7 @@ import json
 import pymysql
 import pytest
 from copies import to_mysql
+from servers import build_mysql
 from shops import build_shop, run
 
 from pipelines.benchmarks.prompt_schema import describe
@@ -66,6 +67,28 @@ def test_what_the_database_says_of_its_tables_and_columns_is_in_the_prompt(mysql
     assert "all farms" in shown
     assert "its number in the register" in shown
     assert "-- view" not in shown
+
+
+def test_zero_dates_and_bits_come_out_plain(engine, mysql_port):
+    (database,) = build_mysql(
+        mysql_port,
+        "bits",
+        "SET sql_mode = ''; CREATE TABLE old (id int PRIMARY KEY, day date, at datetime, flag bit(1), mask bit(12));"
+        "INSERT INTO old VALUES (1, '0000-00-00', '0000-00-00 00:00:00', b'1', b'100000000001'),"
+        " (2, '2024-00-00', '2024-02-30 00:00:00', b'0', b'11'), (3, NULL, NULL, NULL, NULL)",
+    )
+    whole = run(engine, database, "SELECT day, at, flag, mask FROM old ORDER BY id")
+    assert whole.rows == (
+        ("0000-00-00", "0000-00-00 00:00:00", b"\x01", b"\x08\x01"),
+        ("2024-00-00", "0000-00-00 00:00:00", b"\x00", b"\x00\x03"),  # there is no 30th of February
+        (None, None, None, None),
+    )
+    assert run(engine, database, "SELECT id FROM old WHERE mask = 2049 AND flag").rows == ((1,),)
+    assert run(engine, database, "SELECT mask + 0 FROM old WHERE id = 2").rows == ((3,),)
+    assert run(engine, database, "SELECT count(*) FROM old WHERE day = '0000-00-00'").rows == ((1,),)
+    (table,) = introspect(database, 1).tables
+    values = {column.name: column.values for column in table.columns}
+    assert (values["day"], values["flag"], values["mask"]) == (("0000-00-00",), (b"\x01",), (b"\x08\x01",))
 
 
 def test_a_mysql_server_that_cannot_encrypt_is_refused_where_the_address_wants_it(mysql_port):

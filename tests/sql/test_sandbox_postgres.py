@@ -6,6 +6,7 @@ import time
 import psycopg
 import pytest
 from clocks import timed
+from servers import postgres_schema
 from shops import run
 
 from pipelines.core.types import ExecutionStatus
@@ -71,3 +72,30 @@ def test_a_connection_that_broke_is_made_anew(engine, postgres_shop, server):
     first = run(engine, postgres_shop, "SELECT 1")
     assert first.ok or first.status is ExecutionStatus.UNAVAILABLE
     assert run(engine, postgres_shop, "SELECT 1").rows == ((1,),)
+
+
+def test_a_function_of_the_database_that_writes_is_refused_and_writes_nothing(engine, server):
+    """Its owner may write, and it runs with the rights of its owner; so does what a view of it calls."""
+    script = """
+        CREATE TABLE note (body text);
+        CREATE FUNCTION leave_note() RETURNS int LANGUAGE plpgsql SECURITY DEFINER
+            AS $$ BEGIN INSERT INTO own_functions.note VALUES ('mark'); RETURN 1; END $$;
+        CREATE VIEW left_notes AS SELECT leave_note() AS n;
+        CREATE SEQUENCE counter; GRANT USAGE ON SEQUENCE counter TO reader
+    """
+    writing = "WITH gone AS (DELETE FROM note RETURNING body) SELECT body FROM gone"
+    calls = [
+        "leave_note()",
+        "own_functions.leave_note()",
+        "* FROM leave_note()",
+        "n FROM left_notes",
+        "nextval('counter')",
+    ]
+    with postgres_schema(server, "own_functions", script) as (owner, database):
+        owner.execute("INSERT INTO own_functions.note VALUES ('first')")
+        results = [run(engine, database, statement) for statement in [writing, *(f"SELECT {call}" for call in calls)]]
+        assert [(result.status, result.error_class) for result in results] == [
+            (ExecutionStatus.REFUSED, "not_authorized")
+        ] * 6
+        assert owner.execute("SELECT body FROM own_functions.note").fetchall() == [("first",)]
+        assert owner.execute("SELECT is_called FROM own_functions.counter").fetchone() == (False,)

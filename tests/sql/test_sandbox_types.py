@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from pipelines.core.types import ExecutionStatus
 from pipelines.sql.dialects.base import plain_value
-from pipelines.sql.engine import Limits
+from pipelines.sql.engine import Limits, Pair
+from pipelines.sql.schema import introspect
+from tests.fakes import build_database
 
 LIMITS = Limits(timeout_s=10, max_rows=100, max_bytes=1_000_000, memory_mb=512)
 DUCKDB = """
@@ -91,6 +93,57 @@ def test_every_type_of_postgres_comes_out_plain(engine, server):
     assert values["'infinity'::date"] == "infinity"
     assert values["'294276-12-31 23:59'::timestamp"] == "294276-12-31 23:59:00"
     assert values["'1 mon 2 days'::interval"] == "1 mon 2 days"
+
+
+NESTED = """
+CREATE TABLE trip (tags VARCHAR[], place STRUCT(city VARCHAR, zip INTEGER), marks MAP(VARCHAR, INTEGER),
+    stops STRUCT(name VARCHAR, hours INTEGER[])[], either UNION(num INTEGER, str VARCHAR));
+INSERT INTO trip VALUES (['sea', 'sun'], {'city': 'Oslo', 'zip': 150}, MAP {'a': 1, 'b': 2},
+    [{'name': 'x', 'hours': [1, 2]}, {'name': 'y', 'hours': []}], 'text')
+"""
+
+
+def test_nested_types_of_duckdb_are_in_the_schema_and_come_out_as_json(engine, tmp_path):
+    database = build_database(tmp_path / "trip.duckdb", NESTED)
+    (table,) = introspect(database, 1).tables
+    types = {column.name: column.type.lower().replace('"', "") for column in table.columns}
+    assert types == {
+        "tags": "varchar[]",
+        "place": "struct(city varchar, zip integer)",
+        "marks": "map(varchar, integer)",
+        "stops": "struct(name varchar, hours integer[])[]",
+        "either": "union(num integer, str varchar)",
+    }
+    queries = [
+        "SELECT * FROM trip",
+        "SELECT tags[1], place.city, marks['b'], stops[1].hours[2] FROM trip",
+        "SELECT unnest(tags) AS tag FROM trip ORDER BY tag",
+    ]
+    whole, parts, unnested = engine.execute_many([(database, query) for query in queries])
+    stops = '[{"name": "x", "hours": [1, 2]}, {"name": "y", "hours": []}]'
+    place = '{"city": "Oslo", "zip": 150}'
+    assert whole.rows == (('["sea", "sun"]', place, '{"a": 1, "b": 2}', stops, "text"),)
+    assert parts.rows == (("sea", "Oslo", 2, 2),)
+    assert unnested.rows == (("sea",), ("sun",))
+
+
+@pytest.mark.services
+def test_dates_before_christ_and_without_end_are_the_text_of_postgresql(engine, server):
+    dates = {
+        "'0044-03-15 BC'::date": "0044-03-15 BC",
+        "'0044-03-15 12:30 BC'::timestamp": "0044-03-15 12:30:00 BC",
+        "'4714-11-24 BC'::date": "4714-11-24 BC",
+        "'infinity'::date": "infinity",
+        "'-infinity'::date": "-infinity",
+        "'-infinity'::timestamp": "-infinity",
+        "'infinity'::timestamptz": "infinity",
+        "'5874897-12-31'::date": "5874897-12-31",
+    }
+    (result,) = engine.execute_many([(server.shop, f"SELECT {', '.join(dates)}")])
+    assert result.rows == (tuple(dates.values()),)
+    ides, same, other = "SELECT '0044-03-15 BC'::date", "SELECT make_date(-44, 3, 15)", "SELECT '0044-03-15'::date"
+    pairs = [Pair(server.shop, ides, predicted) for predicted in (same, other)]
+    assert [verdict.scores["strict"] for verdict in engine.verdicts(pairs, ["strict"])] == [1.0, 0.0]
 
 
 def test_a_number_beyond_128_bits_is_its_digits():

@@ -79,6 +79,42 @@ def test_keys_without_columns_mean_the_primary_key_in_its_order_and_computed_col
     assert tables["c"].foreign_keys == (ForeignKey("x", "p", "b"), ForeignKey("y", "p", "a"))
 
 
+def test_a_table_of_1600_columns_is_read_shown_and_queried(engine, tmp_path):
+    names = [f"c{number}" for number in range(1600)]
+    values = ", ".join(str(number) for number in range(1600))
+    script = f"CREATE TABLE wide ({' INTEGER, '.join(names)} INTEGER); INSERT INTO wide VALUES ({values})"
+    database = build_database(tmp_path / "wide.sqlite", script)
+    (table,) = introspect(database, 1).tables
+    assert [(column.name, column.type, column.values) for column in table.columns] == [
+        (name, "INTEGER", (number,)) for number, name in enumerate(names)
+    ]
+    assert len(render(Schema((table,)), "ddl").splitlines()) == 1602  # a line each, the first and the last one
+    (result,) = engine.execute_many([(database, "SELECT * FROM wide")])
+    assert (result.columns, result.rows) == (tuple(names), (tuple(range(1600)),))
+
+
+def test_strict_rowidless_and_rtree_tables_are_tables(engine, tmp_path):
+    database = build_database(
+        tmp_path / "kinds.sqlite",
+        "CREATE TABLE exact (id INTEGER PRIMARY KEY, anything ANY) STRICT; INSERT INTO exact VALUES (1, 'one')",
+        "CREATE TABLE pair (b TEXT, a INTEGER, PRIMARY KEY (a, b)) WITHOUT ROWID; INSERT INTO pair VALUES ('x', 2)",
+        "CREATE VIRTUAL TABLE box USING rtree(id, low, high, +label TEXT); INSERT INTO box VALUES (7, 1.5, 3, 'sea')",
+    )
+    schema = introspect(database, 1)
+    shown = {
+        table.name: [(column.name, column.primary_key, column.values) for column in table.columns]
+        for table in schema.tables
+    }
+    assert shown == {  # none of the tables in which the R*Tree keeps its nodes
+        "exact": [("id", True, (1,)), ("anything", False, ("one",))],
+        "pair": [("b", True, ("x",)), ("a", True, (2,))],
+        "box": [("id", False, (7,)), ("low", False, (1.5,)), ("high", False, (3.0,)), ("label", False, ("sea",))],
+    }
+    queries = ["SELECT anything FROM exact", "SELECT * FROM pair WHERE a = 2", "SELECT label FROM box WHERE low < 2"]
+    results = engine.execute_many([(database, query) for query in queries])
+    assert [result.rows for result in results] == [(("one",),), (("x", 2),), (("sea",),)]
+
+
 def test_a_point_in_a_name_parts_nothing(tmp_path):
     made = 'CREATE TABLE "a.b" (id INTEGER PRIMARY KEY); CREATE TABLE b (id INTEGER);'
     referring = 'CREATE TABLE c (id INTEGER REFERENCES "a.b" (id))'

@@ -542,3 +542,100 @@ def test_the_word_that_the_official_test_suite_replaces_is_told(folder):
     assert json.loads(output.splitlines()[-1])["rewritten_there"] == [0]
     _, output = run(folder, "--equality", "bird", gold="one.sql", pred="answers.sql")
     assert "replaces the letters" not in output
+
+
+def score_pairs(folder, pairs, equalities, *more, script=""):
+    """The lines of `--out` and the printed facts of (gold, prediction) pairs on the shop, with a script run on it."""
+    build_database(folder / "databases" / "shop" / "shop.sqlite", script)
+    (folder / "pairs.sql").write_text("".join(f"{gold}\tshop\n" for gold, _ in pairs), encoding="utf-8")
+    (folder / "answers.sql").write_text("".join(f"{predicted}\n" for _, predicted in pairs), encoding="utf-8")
+    options = ["--equality", ",".join(equalities), "--out", str(folder / "v.jsonl"), "--json", *more]
+    _, output = run(folder, *options, gold="pairs.sql", pred="answers.sql")
+    lines = [json.loads(line) for line in (folder / "v.jsonl").read_text(encoding="utf-8").splitlines()]
+    return lines, json.loads(output.splitlines()[-1])
+
+
+ALL_EQUALITIES = ("strict", "bird", "test_suite", "spider_exec", "strict_nonempty")
+
+
+def test_reserved_and_odd_names_are_scored(folder):
+    script = """
+        CREATE TABLE "order" ("select" TEXT, "group" INTEGER, "größe (cm)" REAL, "a;b" TEXT, "it's" TEXT);
+        INSERT INTO "order" VALUES ('x', 2, 1.5, 'semi', 'quote'), ('y', 1, 2.5, 'colon', 'tick');
+        CREATE TABLE "2024 sales" ("from" INTEGER); INSERT INTO "2024 sales" VALUES (7);
+    """
+    pairs = [
+        ('SELECT "select" FROM "order" WHERE "group" = 1', "SELECT `select` FROM [order] WHERE [group] = 1"),
+        ('SELECT "größe (cm)" FROM "order"', 'SELECT o."größe (cm)" FROM "order" AS o'),
+        ('SELECT "a;b" FROM "order"', "SELECT [a;b] FROM `order`"),
+        ("""SELECT "it's" FROM "order\"""", "SELECT [it's] FROM [order]"),
+        ('SELECT "from" FROM "2024 sales"', "SELECT [from] FROM [2024 sales]"),
+        ('SELECT "a;b" FROM "order"', """SELECT "it's" FROM "order\""""),
+    ]
+    names = ("strict", "bird", "test_suite")
+    lines, facts = score_pairs(folder, pairs, names, script=script)
+    assert [line["error"] for line in lines] == [None] * 6
+    assert [[line[name] for name in names] for line in lines] == [[True] * 3] * 5 + [[False] * 3]
+    assert facts["equalities"]["strict"]["all"] == 83.3333
+
+
+def test_twenty_six_columns_in_another_order_are_right_by_the_test_suite_alone(folder):
+    letters = [chr(ord("a") + number) for number in range(26)]
+    rows = [", ".join(str(100 * row + number) for number in range(26)) for row in range(3)]
+    script = f"CREATE TABLE wide ({', '.join(letters)}); INSERT INTO wide VALUES ({'), ('.join(rows)})"
+    backwards = ", ".join(reversed(letters))
+    swapped = backwards.replace("z, y", "z, z")  # the values of y are gone
+    pairs = [
+        ("SELECT * FROM wide", f"SELECT {backwards} FROM wide"),
+        ("SELECT * FROM wide", f"SELECT {swapped} FROM wide"),
+    ]
+    lines, _ = score_pairs(folder, pairs, ("strict", "bird", "test_suite"), script=script)
+    found = [(line["strict"], line["bird"], line["test_suite"]) for line in lines]
+    assert found == [(False, False, True), (False, False, False)]
+
+
+def test_a_slow_gold_query_is_listed_apart_and_counts_for_nothing(folder):
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    pairs = [(endless, "SELECT 1"), ("SELECT 1", "SELECT 1"), ("SELECT 2", "SELECT 1")]
+    lines, facts = score_pairs(folder, pairs, ("strict", "bird"), "--timeout", "1")
+    assert [line["strict"] for line in lines] == [None, True, False]
+    assert facts["gold_errors"] == [{"idx": 0, "error": "gold_timeout"}]
+    assert (facts["scored"], facts["equalities"]["bird"]["all"]) == (2, 50.0)
+    assert facts["unavailable"] == []
+
+
+def test_semicolons_in_texts_end_no_query(folder):
+    pairs = [
+        ("SELECT 'a;b'", "SELECT 'a;b';"),
+        ("SELECT ';' AS x -- ; so", "SELECT ';' /* ; */"),
+        ("SELECT name FROM customer WHERE city <> ';;'", "SELECT name FROM customer WHERE city != ';;'"),
+        ("SELECT 'a;b'", "SELECT 'a'"),
+    ]
+    lines, _ = score_pairs(folder, pairs, ("strict", "bird", "test_suite"))
+    assert [line["error"] for line in lines] == [None] * 4
+    assert [(line["strict"], line["bird"], line["test_suite"]) for line in lines] == [(True,) * 3] * 3 + [(False,) * 3]
+
+
+VALUE_PAIRS = {  # a gold query: a prediction that is right, and one that is wrong
+    "SELECT 9007199254740993": ("SELECT 9007199254740992 + 1", "SELECT 9007199254740992"),  # 2**53 + 1
+    "SELECT 9223372036854775807": ("SELECT max(9223372036854775807, 1)", "SELECT 9223372036854775806"),
+    "SELECT -9223372036854775808": ("SELECT -9223372036854775807 - 1", "SELECT -9223372036854775807"),
+    "SELECT x'00ff'": ("SELECT substr(x'00ff00', 1, 2)", "SELECT x'00fe'"),
+    "SELECT x''": ("SELECT zeroblob(0)", "SELECT x'00'"),
+    "SELECT 9e999": ("SELECT 1e308 * 10", "SELECT -9e999"),
+    "SELECT -9e999, 1": ("SELECT -1e308 * 10, 1", "SELECT 1e308, 1"),
+}
+
+
+def test_big_integers_blobs_and_infinities_are_scored_exactly(folder):
+    right = [(gold, each[0]) for gold, each in VALUE_PAIRS.items()]
+    wrong = [(gold, each[1]) for gold, each in VALUE_PAIRS.items()]
+    names = ("strict", "bird", "test_suite")
+    lines, facts = score_pairs(folder, [*right, *wrong], names, "--report", str(folder / "mine"))
+    assert [line["error"] for line in lines] == [None] * 14
+    assert [[line[name] for name in names] for line in lines] == [[True] * 3] * 7 + [[False] * 3] * 7
+    assert facts["equalities"]["strict"]["all"] == 50.0
+    (mine,) = load_runs(str(folder / "mine"))
+    assert [one.scores["strict"] for one in mine.records] == [1.0] * 7 + [0.0] * 7
+    page = (folder / "mine" / "report.html").read_text(encoding="utf-8")
+    assert "9007199254740993" in page

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import re
+import socket
+import threading
 from contextlib import ExitStack
 
 import pytest
@@ -71,6 +74,38 @@ def test_a_stream_and_a_whole_answer_are_read_whichever_was_asked_for(tmp_path, 
     assert (answer.text, answer.kind) == ("a\u2028b", "ok")
     assert (answer.prompt_tokens, answer.completion_tokens) == (30, 10)
     assert ("stream" in server.asked[0].json) == stream
+
+
+def serve_byte_by_byte(listener, body):
+    """Answer one request with a stream whose every byte is a chunk and a packet of its own."""
+    connection, _ = listener.accept()
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        request = b""
+        while b"\r\n\r\n" not in request:
+            request += connection.recv(65536)
+        headers, _, begun = request.partition(b"\r\n\r\n")
+        length = int(re.findall(rb"content-length: (\d+)", headers.lower())[0])
+        while len(begun) < length:
+            begun += connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for number in range(len(body)):
+            connection.sendall(b"1\r\n" + body[number : number + 1] + b"\r\n")
+        connection.sendall(b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize("shape", ["plain", "carriage returns", "raw text of all languages"])
+def test_a_stream_that_comes_byte_by_byte_is_read(tmp_path, shape):
+    """An end of a line, an event and a sign of three bytes are each cut in two."""
+    body = SHAPES[shape].replace("a\u2028", "a東").replace("a\\u2028", "a東").encode()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve_byte_by_byte, args=(listener, body))
+        thread.start()
+        endpoint = Endpoint(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1", model="m", stream=True)
+        (answer,) = Asker(endpoint, "teacher", tmp_path / "responses").ask_all([CASE])
+        thread.join()
+    assert (answer.text, answer.kind) == ("a東b", "ok")
+    assert (answer.prompt_tokens, answer.completion_tokens) == (30, 10)
 
 
 CHOICELESS = {"choices": [], "model": "m-7b"}
