@@ -31,7 +31,7 @@ from pipelines.core.text_files import read_json_text
 from pipelines.core.types import Database, Example, SchemaItems
 from pipelines.sql import analyst
 from pipelines.sql.engine import SqlEngine
-from pipelines.sql.schema import Schema, read_comments
+from pipelines.sql.schema import Schema, Schemas, read_comments
 
 # Descriptions by (table, column), a table's own under column ""; names from a benchmark's files are lower-cased.
 Descriptions = Mapping[tuple[str, str], str]
@@ -155,7 +155,6 @@ GOLD = "gold"  # the gold SQL's own tables and columns
 LOCAL = "local"  # the schema filter (`databases/schema_filter.py`)
 FIT = "fit"  # the schema filter, but only if a schema is too large: a server's way
 NO_ENDPOINT = (None, GOLD, LOCAL, FIT)
-Schemas = Callable[[Database], Schema]
 
 
 def with_linked_schema(example: Example, items: SchemaItems | None, schema: Schema, key: str = LINKED) -> Example:
@@ -221,9 +220,6 @@ STOP = frozenset(
     much name names no not number of on or show than that the their there these this those to was were what when where
     which who whose with""".split()  # noqa: SIM905
 )
-# Declared types; the values of an ENUM are texts.
-NUMBER = re.compile(r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC)")
-NO_TEXT = re.compile(r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC|BOOL|BLOB|DATE|TIME)")
 ColumnName = tuple[str, str]  # table and column
 
 
@@ -269,7 +265,7 @@ def _columns_by_value(database: Database, schema: Schema, sql: SqlEngine) -> dic
     queries: dict[ColumnName, str] = {}
     for table in schema.tables:
         for column in table.columns:
-            if not NO_TEXT.match(column.type):
+            if column.may_hold_texts:
                 query = _texts_query(database, schema, table.name, column.name)
                 queries[table.name, column.name] = query
     jobs = [(database, query) for query in queries.values()]
@@ -310,7 +306,7 @@ def closeness(value: str, question: str) -> float:
 def retrieve(
     examples: Sequence[Example],
     count: int,
-    schema: Callable[[Database], Schema],
+    schema: Schemas,
     sql: SqlEngine,
     kept: dict[Database, ValueIndex] | None = None,
 ) -> list[Example]:

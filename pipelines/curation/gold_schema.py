@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.core import frames
-from pipelines.core.types import Database, Example, SchemaItems
+from pipelines.core.types import Example, SchemaItems
 
 if TYPE_CHECKING:
-    from pipelines.sql.schema import Schema
+    from pipelines.sql.schema import Schemas
 
 Extractor = Callable[[Example], SchemaItems | None]
 Views = Mapping[str, SchemaItems | None]  # extractor -> the schema that it gives; None if it could not read the SQL
@@ -60,7 +60,7 @@ def _as_lists(items: SchemaItems) -> dict[str, list[Any]]:
     return {"tables": sorted(items.tables), "columns": columns}
 
 
-def static_extractors(schemas: Callable[[Database], Schema]) -> dict[str, Extractor]:
+def static_extractors(schemas: Schemas) -> dict[str, Extractor]:
     """The two extractors that need no model. The authorizer reads SQLite databases only."""
     from pipelines.sql import analyst
 

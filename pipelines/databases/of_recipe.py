@@ -16,12 +16,12 @@ from pipelines.databases.schema_filter import link_locally
 from pipelines.recipe.config import Recipe
 from pipelines.sql.dialects.base import identity
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema
+from pipelines.sql.schema import Schema, Schemas
 
-Link = Callable[[Sequence[Example], prompt_schema.Schemas], list[Example]]
+Link = Callable[[Sequence[Example], Schemas], list[Example]]
 
 
-def schemas(recipe: Recipe) -> Callable[[Database], Schema]:
+def schemas(recipe: Recipe) -> Schemas:
     """Schemas by database, each read once; a database that a card describes is shown as in its card."""
     schemas_read: dict[str, Schema] = {}
     cards = card.by_database()
@@ -52,7 +52,7 @@ def served_tokens(recipe: Recipe) -> int:
 def with_prompt_facts(
     examples: Sequence[Example],
     recipe: Recipe,
-    schema: prompt_schema.Schemas,
+    schema: Schemas,
     sql: SqlEngine,
     link: Link | None = None,
     indices: dict[Database, prompt_schema.ValueIndex] | None = None,

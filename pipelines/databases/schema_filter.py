@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from pipelines.benchmarks.prompt_schema import FITTED, LINKED, STOP, Schemas, with_linked_schema
+from pipelines.benchmarks.prompt_schema import FITTED, LINKED, STOP, with_linked_schema
 from pipelines.core.types import Example, SchemaItems
-from pipelines.sql.schema import Schema, Table, render
+from pipelines.sql.schema import Schema, Schemas, Table, render
 
 CHARS_PER_TOKEN = 3  # characters of a schema's text; tokenizers of code models have 3.2 to 4
 # Weights of BM25's fields: a column's own name, its table's, its description, its values.

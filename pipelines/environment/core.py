@@ -48,7 +48,7 @@ from pipelines.protocols.base import build_protocol
 from pipelines.protocols.blocks import truncate_at_stop
 from pipelines.recipe import recipes
 from pipelines.recipe.config import ProtocolSection, Recipe, Sampling, Source
-from pipelines.rewards.outcome import Schemas, make_outcomes
+from pipelines.rewards.outcome import make_outcomes
 from pipelines.rewards.panel import Rubric, endpoint_of
 from pipelines.rollout.engine import RolloutEngine
 from pipelines.rollout.episode import (
@@ -67,6 +67,7 @@ from pipelines.rollout.policies.base import Completion, Policy
 from pipelines.rollout.user import User, reply, simulated_user
 from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.sql.engine import Pair, SqlEngine
+from pipelines.sql.schema import Schemas
 
 ChatMessages = list[dict[str, str]]
 POLICY = "outside"  # the name of the policy in the trajectories: the environment does not know what drives it

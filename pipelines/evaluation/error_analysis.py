@@ -1,17 +1,16 @@
 """The error analysis of judged answers: why each wrong one is wrong."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from pipelines.core.types import Database, Example, Scalar, StopReason, Trajectory
 from pipelines.sql import analyst
 from pipelines.sql.diagnoses import Diagnosis, Failure
 from pipelines.sql.engine import SqlEngine, Verdict
-from pipelines.sql.schema import Schema
+from pipelines.sql.schema import Schemas
 
 MAX_VALUES = 1000  # distinct values of a column that an error analysis looks at
 WITHOUT_GOLD_SQL = ("generation", "syntax", "hallucination")  # classes that can be told from the answer alone
-Schemas = Callable[[Database], Schema]
 StoredColumn = tuple[Database, str, str]  # a column by its database, its table and its name
 
 

@@ -20,7 +20,7 @@ from pipelines.core.types import (
     is_abstention,
 )
 from pipelines.evaluation import result_files
-from pipelines.evaluation.error_analysis import JudgedAnswer, Schemas, diagnose_answers
+from pipelines.evaluation.error_analysis import JudgedAnswer, diagnose_answers
 from pipelines.evaluation.record import EpisodeRecord, Linking, Mode, text_digest
 from pipelines.evaluation.voting import signature
 from pipelines.protocols import knowledge
@@ -32,6 +32,7 @@ from pipelines.sql.diagnoses import Diagnosis
 from pipelines.sql.dialects.sqlite import OUTCOME_COLUMNS
 from pipelines.sql.engine import Pair, SqlEngine, Verdict
 from pipelines.sql.lexical import bigrams
+from pipelines.sql.schema import Schemas
 
 
 def evaluate(

@@ -1,6 +1,6 @@
 """From trajectories to outcomes: gold and final SQL executed once, compared by a named equality, and taken apart."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipelines.core.registry import ANALYSES
@@ -8,9 +8,8 @@ from pipelines.core.types import Database, EngineName, Example, Hardness, Outcom
 from pipelines.sql import analyst
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.lexical import bigrams
-from pipelines.sql.schema import Schema
+from pipelines.sql.schema import Schema, Schemas
 
-Schemas = Callable[[Database], Schema]
 GoldQuery = tuple[str, EngineName]  # the text of a gold query, and the engine that reads it
 # Caches of what gold queries come to, for the life of the process. An answer that may be a failure of the worker is not
 # kept.

@@ -19,7 +19,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from pipelines.benchmarks.prompt_schema import NO_TEXT, NUMBER
 from pipelines.core.errors import ResourceError, SqltrainError
 from pipelines.core.types import History, is_valid_unicode
 from pipelines.serving import openai_protocol
@@ -49,9 +48,9 @@ def questions_to_try(schema: Schema) -> list[str]:
     for column in table.columns:
         if column.primary_key or column.name in foreign:
             continue
-        if not NO_TEXT.match(column.type):
+        if column.may_hold_texts:
             texts.append(column.name)
-        if NUMBER.match(column.type):
+        if column.has_numeric_type:
             numbers.append(column.name)
     if texts:
         questions.append(f"What are the values of {texts[0]} in {table.name} ?")

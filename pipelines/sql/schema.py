@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Query, ViewLim
 
 Style = Literal["ddl", "lines", "compact", "names"]
 MAX_VALUE_CHARS = 40
+# Declared types; the values of an ENUM are texts.
+_NUMERIC_TYPE = re.compile(r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC)")
+_TYPE_WITHOUT_TEXTS = re.compile(r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC|BOOL|BLOB|DATE|TIME)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,16 @@ class Column:
     primary_key: bool = False  # True if it is (part of) the primary key.
     values: tuple[Scalar, ...] = ()  # Some distinct values that are stored in it; () unless asked for.
     description: str = ""  # Meaning, from the database or its benchmark; "" unless asked for.
+
+    @property
+    def has_numeric_type(self) -> bool:
+        """Whether the declared type is one of numbers."""
+        return _NUMERIC_TYPE.match(self.type) is not None
+
+    @property
+    def may_hold_texts(self) -> bool:
+        """Whether the declared type is none of numbers, times, truth values and bytes."""
+        return _TYPE_WITHOUT_TEXTS.match(self.type) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +110,9 @@ class Schema:
             notes.append((name, f"{count} tables of a schema that --schema did not name"))
         others = tuple(name for name in self.other_schemas if name in names)
         return replace(self, tables=tuple(tables), other_schemas=others, left_out=tuple(notes))
+
+
+Schemas = Callable[[Database], Schema]  # gives the schema of a database as prompts show it
 
 
 def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str:

@@ -10,12 +10,12 @@ from pipelines.core.types import Example, SchemaItems, Trajectory
 from pipelines.curation.gold_schema import gold_schemas
 from pipelines.environment.core import Environment, RolloutMode
 from pipelines.evaluation import evaluate
-from pipelines.evaluation.error_analysis import Schemas
 from pipelines.evaluation.record import Mode
 from pipelines.evaluation.record_files import EvaluatedEpisode
 from pipelines.recipe.config import Recipe
 from pipelines.rollout.episode import EpisodeRequest, episode_seed
 from pipelines.sql.engine import SqlEngine
+from pipelines.sql.schema import Schemas
 from pipelines.stages.answer_latency import TIMING, note_latency
 from pipelines.stages.evaluated_policy import counter_of_tokens, evaluated_policy
 from pipelines.stages.evaluation_passes import EvaluationPass, passes

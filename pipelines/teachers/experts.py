@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, Schemas, all_items
+from pipelines.benchmarks.prompt_schema import NO_ENDPOINT, all_items
 from pipelines.benchmarks.prompt_schema import with_linked_schema as link_shown
 from pipelines.core.types import Database, Example, ExecutionResult, Message, Outcome, SchemaItems, shortened_line
 from pipelines.curation.gold_schema import Extractor
@@ -20,7 +20,7 @@ from pipelines.endpoints.asker import Asker
 from pipelines.protocols.observations import error_text, text_table, under_headings
 from pipelines.recipe.config import RewardTerm, Sampling
 from pipelines.rewards import panel
-from pipelines.sql.schema import Schema, render
+from pipelines.sql.schema import Schema, Schemas, render
 
 EXTRACT = """You list the tables and columns that a given SQL query reads. List a table if the query names it, in any \
 clause or subquery. List a column if the query reads it in SELECT, JOIN, WHERE, GROUP BY, HAVING, ORDER BY or inside a \

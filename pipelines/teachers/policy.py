@@ -5,16 +5,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pipelines.core.types import Database
 from pipelines.endpoints.answers import as_turn
 from pipelines.endpoints.asker import Asker
 from pipelines.endpoints.client import Endpoint, endpoint, teacher_endpoint
 from pipelines.protocols.base import Protocol
 from pipelines.recipe.config import Teacher
 from pipelines.rollout.policies.base import Completion, Policy, Request
-from pipelines.sql.schema import Schema
-
-Schemas = Callable[[Database], Schema]  # database -> its schema as prompts show it
+from pipelines.sql.schema import Schemas
 
 
 class OpenAIPolicy(Policy):
