@@ -110,6 +110,8 @@ class ReviewApp:
         sql = body.get("sql")
         if not isinstance(sql, str) or not sql.strip():
             raise Denied(400, "there is no SQL yet")
+        if not is_valid_unicode(sql):
+            raise Denied(400, "sql must be text")
         execution = self.sql.execute(item.example.database, sql, ROWS)
         result = await while_connected(request, execution)
         return JSONResponse(result_event(sql, result))

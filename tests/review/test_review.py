@@ -115,6 +115,14 @@ def test_nothing_hidden_is_shown_and_what_does_not_run_is_not_kept(mine):
     assert "9992" not in kept
 
 
+def test_a_query_with_half_a_character_is_refused(mine):
+    with reviewing(mine) as running:
+        body = json.dumps({"key": running.keys[0], "sql": "SELECT '\ud800'"})
+        headers = {"Authorization": f"Bearer {running.site.token}", "Content-Type": "application/json"}
+        answer = httpx.post(f"{running.url}/v1/run", content=body, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "sql must be text")
+
+
 def test_a_decision_is_taken_back_and_the_next_review_goes_on(mine):
     with reviewing(mine) as running:
         running.decide(0, "accepted")
