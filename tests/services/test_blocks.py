@@ -47,7 +47,7 @@ RUN = [
     *SMALL_DATA,
     "model.tiny={width: 32, layers: 1, heads: 2, ffn: 64, context: 1024}",
     "stages=[data, synthesize, filter, sft, evaluate, report]",
-    "evaluation={samples: 0, ks: [1], sampling: {turn_tokens: 16, episode_tokens: 512}}",
+    "evaluation={samples: 0, ks: [1], sampling: {turn_tokens: 16, episode_tokens: 1024}}",
     "rollout.processes=1",
     "hardware.processes=1",
 ]
