@@ -88,9 +88,9 @@ def _require_answer(trajectory: Trajectory, protocol: Protocol) -> str:
             raise BoundaryError(f"no answer: {failure.replace('_', ' ')}", hint)
         raise BoundaryError(f"no answer of {trajectory.policy}: {failure}", "Check the model, or its endpoint.")
     if not trajectory.turns and trajectory.stop is StopReason.TOKEN_LIMIT:
+        tokens = f"the prompt is {len(trajectory.token_ids):,} tokens"
         raise DataError(
-            f"the prompt is {len(trajectory.token_ids):,} tokens: no room for an answer is left in the model's context or"
-            " in evaluation.sampling.episode_tokens",
+            f"{tokens}: no room for an answer is left in the model's context or in evaluation.sampling.episode_tokens",
             "Raise the latter, lower data.values or protocol.schema_values, or set protocol.schema_view=names.",
         )
     if trajectory.final_sql is None:
