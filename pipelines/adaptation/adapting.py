@@ -18,7 +18,7 @@ from pipelines.core.store import Store
 from pipelines.databases import card, named
 from pipelines.databases.card import DatabaseCard
 from pipelines.nightly import night
-from pipelines.nightly.ledger import PROD, Champion, Ledger
+from pipelines.nightly.ledger import PROD, Champion
 from pipelines.nightly.night import Challenger, NightContext, UntrainedModel
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
@@ -114,14 +114,13 @@ class Adaptation:
         stage = recipe_file.last_training_stage(self.recipe)
         challenger = Challenger(stage, results[stage].key, results["model"].key, ())
         base = UntrainedModel("model", challenger.base)
-        ledger = Ledger(self.store, self.recipe.name)
-        with ledger.locked():
-            champion = ledger.incumbent(self.recipe.nightly.tier)
+        with context.ledger.locked():
+            champion = context.ledger.incumbent(self.recipe.nightly.tier)
             if champion is not None and champion.key == challenger.key:
                 line: dict[str, Any] = {"decision": "nothing", "reason": "it is the champion already", "numbers": {}}
                 return AdaptationDecision(line, base, challenger)
             curated = {name: results[name].key for name in night.CURATION if name in results}
-            line = night.conclude(context, ledger, challenger, [curated])
+            line = night.conclude(context, challenger, [curated])
             return AdaptationDecision(line, champion or base, challenger)
 
     def compare(self, context: NightContext, decision: "AdaptationDecision") -> "ComparedSides":

@@ -40,7 +40,9 @@ KEYS: dict[str, KeyOf] = {"exact": _exact_text, "normalised": _normalised_text, 
 
 def database_names(held_out: Iterable[Example]) -> Callable[[Database], str]:
     """A database's name among the held-out questions, else its own: databases of one name or location are the same."""
-    ids_by_location = {example.database.location: example.database.id for example in held_out}
+    ids_by_location = {}
+    for example in held_out:
+        ids_by_location[example.database.location] = example.database.id
     names = {}
     for location, id in ids_by_location.items():
         if location:
@@ -61,7 +63,9 @@ def leaks(train: Iterable[Example], held_out: Sequence[Example]) -> Iterator[Lea
     """
     name_of = database_names(held_out)
     held_out_databases = {name_of(example.database) for example in held_out}
-    held_out_by_key = {kind: _group_by_key(held_out, key_of) for kind, key_of in KEYS.items()}
+    held_out_by_key = {}
+    for kind, key_of in KEYS.items():
+        held_out_by_key[kind] = _group_by_key(held_out, key_of)
     for example in train:
         database = name_of(example.database)
         elsewhere: Leak | None = None

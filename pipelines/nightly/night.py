@@ -47,6 +47,11 @@ class NightContext:
     check: Callable[[StageResult, Recipe], object]  # raises DataError if the stage breaks its contract
     stages: list[StageResult] = field(default_factory=list)  # stages that were made or found so far
 
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of the recipe's nights."""
+        return Ledger(self.store, self.recipe.name)
+
     def make(self, recipe: Recipe, steps: Sequence[Step], role: str = "") -> dict[str, StageResult]:
         """Make steps and remember their stages; the role of the challenger, whose figures nights compare, is ""."""
         finished = self.walk(recipe, self.store, steps, role)
@@ -122,7 +127,7 @@ def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
     """
     recipe = context.recipe
     guards(context.name, context.overrides, recipe)  # evaluated last: a mistake should not cost a training
-    ledger = Ledger(context.store, recipe.name)
+    ledger = context.ledger
     with ledger.locked():
         inbox.freeze_batch(recipe.nightly, ledger.batches, day)
         fresh = ledger.undecided()  # a later day's batch may be among them, if a replay was killed
@@ -134,19 +139,19 @@ def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
         batches = {}
         for path in ledger.usable():
             is_fresh = path in fresh
-            batches[path.name] = _admit(context, ledger, path, base, is_fresh)
-        challenger = _train_challenger(context, ledger, base, batches)
+            batches[path.name] = _admit(context, path, base, is_fresh)
+        challenger = _train_challenger(context, base, batches)
         curated = (base, *batches.values())
-        return conclude(context, ledger, challenger, curated, fresh)
+        return conclude(context, challenger, curated, fresh)
 
 
-def _train_challenger(context: NightContext, ledger: Ledger, base: Keys, batches: Mapping[str, Keys]) -> Challenger:
+def _train_challenger(context: NightContext, base: Keys, batches: Mapping[str, Keys]) -> Challenger:
     """Train the champion further, or the recipe's base anew on all batches."""
     recipe = context.recipe
     start = None
     start_key = ""
     if recipe.nightly.start == "champion":
-        start = ledger.incumbent(recipe.nightly.tier)
+        start = context.ledger.incumbent(recipe.nightly.tier)
     if start is not None:
         start_key = start.key
     united = _unite_batches(context, start, base, batches)
@@ -157,7 +162,8 @@ def _train_challenger(context: NightContext, ledger: Ledger, base: Keys, batches
             if step.name in united:
                 context.check_finished(step)
     except DataError as error:
-        raise _refuse_batches(ledger, ledger.undecided(), error) from error
+        undecided = context.ledger.undecided()
+        raise _refuse_batches(context.ledger, undecided, error) from error
     finished = context.make(training, steps)
     training_stages = [name for name in graph.TRAINING if name in finished]
     last_stage = training_stages[-1]
@@ -210,7 +216,7 @@ def _training_recipe(context: NightContext, start: Champion | None, data_key: st
 
 
 def conclude(
-    context: NightContext, ledger: Ledger, challenger: Challenger, curated: Sequence[Keys], fresh: Sequence[Path] = ()
+    context: NightContext, challenger: Challenger, curated: Sequence[Keys], fresh: Sequence[Path] = ()
 ) -> dict[str, Any]:
     """Compare a challenger with the champion, write the line of the ledger that decides, and return it.
 
@@ -220,6 +226,7 @@ def conclude(
         curated: keys of the stages that it learned from, which the store keeps.
         fresh: batches about which this decides.
     """
+    ledger = context.ledger
     tier = context.recipe.nightly.tier
     names_of_fresh = [path.name for path in fresh]
     curated_stages: set[tuple[str, str]] = set()
@@ -287,7 +294,7 @@ def _curate(context: NightContext, recipe: Recipe, role: str) -> Keys:
     return {step.name: step.key for step in steps}
 
 
-def _admit(context: NightContext, ledger: Ledger, batch: Path, base: Keys, is_fresh: bool) -> Keys:
+def _admit(context: NightContext, batch: Path, base: Keys, is_fresh: bool) -> Keys:
     """A batch's curated stages; rows of a fresh one that ask held-out questions are taken out of it first."""
     # The batch stands in place of the training pools; the held-out questions stay the recipe's.
     questions = batch / inbox.QUESTIONS
@@ -302,9 +309,9 @@ def _admit(context: NightContext, ledger: Ledger, batch: Path, base: Keys, is_fr
         steps = graph.plan(recipe, context.store, among=CURATION)
         repeats = _held_out_repeats(steps)
         if is_fresh and inbox.set_held_out_aside(batch, repeats):
-            return _admit(context, ledger, batch, base, is_fresh)
+            return _admit(context, batch, base, is_fresh)
         bad_rows = _quarantine(context.store, steps[0])
-        raise _refuse_batches(ledger, [batch], error, bad_rows) from error
+        raise _refuse_batches(context.ledger, [batch], error, bad_rows) from error
     return keys
 
 

@@ -15,6 +15,7 @@ from pipelines.core.files import append_durably, read_lines, try_lock, write_ato
 from pipelines.core.types import GOLD_SQLS, SQL, from_dict, to_dict
 from pipelines.review.items import Item
 
+Corrections = Mapping[str, Mapping[str, Any]]  # name of a question -> the row that corrects it
 Choice = Literal["accepted", "mended", "rejected", "open"]
 
 
@@ -77,7 +78,7 @@ class Review:
         title: str,
         items: Sequence[Item],
         files: ReviewFiles,
-        corrects: Mapping[str, Mapping[str, Any]] | None = None,
+        corrects: Corrections | None = None,
         address: str | None = None,
     ) -> None:
         self.title = title

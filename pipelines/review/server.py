@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pipelines.core.errors import DataError, ResourceError
-from pipelines.core.types import is_valid_unicode
+from pipelines.core.types import ExecutionResult, is_valid_unicode
 from pipelines.review.decisions import Choice, Decision, Review
 from pipelines.review.items import SHOWN_FIELDS, Item
 from pipelines.serving.access import Access, Denied
@@ -112,8 +112,7 @@ class ReviewApp:
             raise Denied(400, "there is no SQL yet")
         if not is_valid_unicode(sql):
             raise Denied(400, "sql must be text")
-        execution = self.sql.execute(item.example.database, sql, ROWS)
-        result = await while_connected(request, execution)
+        result = await self._execute(request, item, sql, ROWS)
         return JSONResponse(result_event(sql, result))
 
     async def _decide(self, request: Request, user: str) -> Response:
@@ -141,10 +140,15 @@ class ReviewApp:
         self.review.keep(decision)
         return JSONResponse({"choice": choice, "counts": self.review.counts()})
 
+    async def _execute(self, request: Request, item: Item, sql: str, rows: int) -> ExecutionResult:
+        """The result of a query on a question's database, with so many rows; it ends when its client leaves."""
+        execution = self.sql.execute(item.example.database, sql, rows)
+        result: ExecutionResult = await while_connected(request, execution)
+        return result
+
     async def _require_result(self, request: Request, item: Item, sql: str) -> None:
         """Refuse a SQL that does not run."""
-        execution = self.sql.execute(item.example.database, sql, 1)
-        result = await while_connected(request, execution)
+        result = await self._execute(request, item, sql, 1)
         if not result.ok:
             message = result_event(sql, result)["message"]
             raise Denied(400, f"not kept: {message}")
