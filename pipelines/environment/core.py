@@ -93,7 +93,7 @@ class Session:
         self._environment = environment
         self._episode = episode
         self.example = example
-        self._rows = environment.recipe.protocol.observation_rows  # that an observation shows
+        self._rows = environment.recipe.protocol.observation_rows  # rows that an observation shows
         self.stop = environment.protocol.stop  # texts after which the agent's turn ends; they belong to the turn
         self._driver = episode.play()
         self._due = next(self._driver)

@@ -49,7 +49,7 @@ class ReportData:
 
     title: str  # the page's title ("miniature").
     equality: str  # the headline's name; every record must have a verdict under it.
-    systems: tuple[System, ...]  # in the order of training, the baseline first; their colours follow this order.
+    systems: tuple[System, ...]  # the baseline first, then the order of training; colours follow it.
     # questions of the records, by id, for the trajectory reader; {} leaves the reader out.
     examples: Mapping[str, Example]
     # database id -> its schema as text, for the reader.

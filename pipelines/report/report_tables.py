@@ -153,7 +153,7 @@ def behaviour(data: ReportData) -> ReportTable:
 
 class _Baseline(NamedTuple):
     name: str
-    accuracy: float  # in [0, 1]
+    accuracy: float  # share in [0, 1]
 
 
 def _efficiency_baseline(data: ReportData) -> _Baseline | None:

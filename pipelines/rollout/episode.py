@@ -51,7 +51,7 @@ class SqlRequest:
 
     sql: str
     attempt: int  # 0-based; later ones follow a database that was not available.
-    delay_s: float  # to wait before the attempt.
+    delay_s: float  # wait before the attempt.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

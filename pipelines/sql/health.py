@@ -15,7 +15,7 @@ from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.schema import literal
 
 SLOW_MS = 1000.0
-MAX_EXAMPLES = 10  # that the report shows of each reason
+MAX_EXAMPLES = 10  # examples of each reason in the report
 REASONS = ("failing", "too_large", "empty", "slow", "order_ambiguous", "nondeterministic", "contradictory")
 JUDGED = ("strict", "bird", "test_suite")
 _CHANGING = re.compile(

@@ -250,7 +250,7 @@ def _short_literal(value: Scalar) -> str:
 
 # Reading a database's own catalog, in each engine's way, into one `Schema`.
 
-VIEW_SECONDS = 60.0  # for one statement of a view, and in engines that count no work for all views of a database
+VIEW_SECONDS = 60.0  # time for a view's statement, or for all views of a database where the engine counts no work
 _HIDDEN_COLUMN = 1  # the mark of a column of a virtual table that `*` does not show
 _SQLITE_TABLES = """
 SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pipelines.sql.lexical import blank_comments
 
-MAX_STATEMENTS = 1000  # in one turn
+MAX_STATEMENTS = 1000  # statements of one turn
 
 # Signs of a dialect. A quote that is never closed holds all the rest.
 _TEXT = r"'(?:[^']|'')*+'"

@@ -30,7 +30,7 @@ class Judge:
     recipe: Recipe
     sql: SqlEngine
     schema: Schemas
-    gold_schemas: Mapping[str, SchemaItems] | None  # by question; None takes the gold SQL's own items
+    gold_schemas: Mapping[str, SchemaItems] | None  # gold items by question; None takes the gold SQL's own
 
     def __call__(
         self, pass_name: str, mode: Mode, questions: Sequence[Example], trajectories: Sequence[Trajectory]

@@ -7,7 +7,7 @@ from pipelines.core.files import read_json, write_json
 from pipelines.core.provenance import code_digest
 from pipelines.core.store import SHARDS
 
-CODE = "code.json"  # in a work folder's shards: the digest of the code that began it
+CODE = "code.json"  # file in a work folder's shards: the digest of the code that began it
 
 
 def can_resume(work: Path) -> bool:

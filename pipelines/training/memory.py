@@ -253,7 +253,7 @@ def estimate_memory(shape: Shape, how: Setup) -> Memory:
         cache += 2 * shape.parameters  # whole weights, gathered to decode with
     twin = 0
     if how.twin:
-        bytes_a_weight = 6 if how.half else 4  # in float32, and as it is multiplied
+        bytes_a_weight = 6 if how.half else 4  # float32, and the copy that is multiplied
         twin = bytes_a_weight * shape.parameters
     residual = 4 if how.way == "full" else wide  # autocast leaves the sum of the layers in float32
     layer_inputs = how.backward * shape.layers * shape.hidden * residual

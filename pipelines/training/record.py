@@ -25,7 +25,7 @@ TRAINED = "trained_tokens"
 COMPUTED = "computed_tokens"
 SAMPLED = "sampled_tokens"
 SAMPLER = "sampler_seconds"  # seconds of a sampler in another process or machine
-WORK = ("generate_seconds", "train_seconds")  # in which the device computes; a step without them only trains
+WORK = ("generate_seconds", "train_seconds")  # phases in which the device computes; a step without them only trains
 # Dense bfloat16 operations a second, from the vendors' data sheets; the longest name that the device's holds.
 PEAKS = {
     **{"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "GH200": 989e12, "B200": 2250e12},

@@ -46,7 +46,7 @@ class RolloutsAhead:
         self._process = context.Process(target=DiesWithParent(_sample), args=arguments)
         self._process.start()
         process_pipe.close()
-        self._pending: deque[tuple[RolloutOrder, int]] = deque()  # with the step whose weights sample it
+        self._pending: deque[tuple[RolloutOrder, int]] = deque()  # orders with the step whose weights sample them
 
     @property
     def last(self) -> int:

@@ -30,7 +30,7 @@ class Sample:
     input_ids: tuple[int, ...]  # (T,) the prompt and all turns.
     labels: tuple[int, ...]  # (T,) the agent's own tokens, -100 elsewhere.
     agent_mask: tuple[int, ...]  # (T,) 1 where the agent spoke, else 0.
-    turn_ends: tuple[int, ...]  # for each turn, the index just past its last agent token.
+    turn_ends: tuple[int, ...]  # index just past the last agent token of each turn.
 
 
 def make_sample(trajectory: Trajectory, codec: ChatCodec) -> Sample:
@@ -193,7 +193,7 @@ def prefix_groups(samples: Sequence[Sample]) -> list[int]:
     """
     numbers = range(len(samples))
     by_tokens = sorted(numbers, key=lambda index: samples[index].input_ids)
-    shared = [0]  # for each sample in that order, the tokens that it shares with the one before it
+    shared = [0]  # tokens that each sample, in that order, shares with the one before it
     for before, index in itertools.pairwise(by_tokens):
         n_shared = common_prefix(samples[before].input_ids, samples[index].input_ids)
         shared.append(n_shared)

@@ -37,7 +37,7 @@ INFRA = CONF.parent / "infra"
 class GpuLayout(NamedTuple):
     """The GPUs that serve, and those that train."""
 
-    # for each server the GPUs that it is spread over, as CUDA names them; () for the CPU.
+    # GPUs that each server is spread over, as CUDA names them; () for the CPU.
     serving: tuple[tuple[str, ...], ...]
     training: tuple[str, ...] | None  # the GPUs that are left for training; None where there is nothing to divide.
     shared: bool = False  # whether the only GPU does both.

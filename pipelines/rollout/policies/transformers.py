@@ -102,7 +102,7 @@ class TransformersPolicy(Policy):
         self._model = model
         self._deterministic = deterministic
         self._compute = compute
-        self._sessions: dict[str, _Session] = {}  # in the order of their opening
+        self._sessions: dict[str, _Session] = {}  # sessions in the order of their opening
         self._step = 0
         self._changed = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None

@@ -23,7 +23,7 @@ from pipelines.sql.diagnoses import Diagnosis, Failure, Hint
 from pipelines.sql.schema import Schema
 
 MISSING_NAMES = frozenset({"no_such_table", "no_such_column"})  # the sandbox's error classes of a missing name
-MAX_FACTS = 4  # that an evidence line spells out
+MAX_FACTS = 4  # facts that an evidence line spells out
 _NO_ANSWER = {
     StopReason.TURN_LIMIT: "no final SQL within {turns} turns",
     StopReason.UNASKED: "it was not asked: all answers to the evaluation's first questions were malformed",

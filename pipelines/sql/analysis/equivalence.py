@@ -21,7 +21,7 @@ from pipelines.sql.analysis.parsing import joined_clauses, parse, unwrap
 from pipelines.sql.dialects.base import quoted
 from pipelines.sql.schema import Column, Schema, Table
 
-DATABASES = 32  # that are tried where no proof succeeds
+DATABASES = 32  # databases to try where no proof succeeds
 Item = tuple[str, str]  # (table, column), lower-cased
 Tables = Mapping[str, Table]  # tables by lower-cased name
 _NODES = """

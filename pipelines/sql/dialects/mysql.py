@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # The mode of our own statements on the catalogue.
 MODE = "ANSI_QUOTES,IGNORE_SPACE,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,ONLY_FULL_GROUP_BY,NO_ENGINE_SUBSTITUTION"
 PORT = 3306
-READING_SECONDS = 5.0  # in which a server says its SQL mode
+READING_SECONDS = 5.0  # time for a server to say its SQL mode
 # Status and class by error number: errors of the statement first, then of the server's limits and of the server itself.
 _NUMBERS = {
     1146: (ERROR, "no_such_table"), 1054: (ERROR, "no_such_column"), 1052: (ERROR, "ambiguous_column"),

@@ -347,7 +347,7 @@ SPARE = 3  # workers beyond the pool's own, for when all of these are stuck
 # failed.
 KILL_FACTOR = 1.15
 KILL_MARGIN = 0.5
-START_SECONDS = 60.0  # to start a worker or open a database, on a machine that is busy
+START_SECONDS = 60.0  # time to start a worker or open a database on a busy machine
 FATAL = 2  # workers that a statement may end before it counts as failed
 MAX_EARLY_DEATHS = 3  # workers that may die before they reach a job
 

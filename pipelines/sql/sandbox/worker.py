@@ -43,9 +43,9 @@ from pipelines.sql.splitter import has_more_behind
 
 MAX_OPEN_DATABASES = 128
 DATABASE_MB = 16  # memory that each open database may need: DuckDB takes some 4 MiB, and pages that it keeps
-OPEN_SECONDS = 20.0  # for a database to open
+OPEN_SECONDS = 20.0  # time for a database to open
 FLUSH_BYTES = 200_000  # a size of waiting replies at which they are sent
-FLUSH_SECONDS = 0.02  # for which a reply waits for others
+FLUSH_SECONDS = 0.02  # time that a reply waits for others
 LONG_WORK = 100  # units of work after which a statement no longer holds back the answers before it: some 2 ms
 ORPHAN_POLL_MS = 5_000
 
