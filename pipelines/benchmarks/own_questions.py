@@ -14,7 +14,7 @@ them is read (`splitting.py`).
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +157,24 @@ def _noting_unread_fields(file: Path, rows: Iterator[PlacedRow]) -> Iterator[Pla
     unread: set[str] = set()
     for place, row in rows:
         if isinstance(row.value, dict):
-            unread |= row.value.keys() - READ_FIELDS - WRITTEN_FIELDS
+            unread |= _unread_fields(row.value)
         yield place, row
     if unread:
         _warn_of_unread_fields(file, tuple(sorted(unread)))
+
+
+def _unread_fields(row: Mapping[str, Any]) -> set[str]:
+    """The fields that are not read: unknown ones, and a further name of the SQL or the database with another text."""
+    unread = set(row.keys() - READ_FIELDS - WRITTEN_FIELDS)
+    for names in (SQL, DATABASE):
+        read = ""
+        for name in names:
+            value = row.get(name)
+            text = value.strip() if isinstance(value, str) else ""
+            read = read or text
+            if text not in ("", read):
+                unread.add(name)
+    return unread
 
 
 @functools.cache  # a file is read once for each of its parts, and its user warned once

@@ -116,6 +116,20 @@ def test_fields_that_are_not_read_are_told_once(folder, caplog):
     ]
 
 
+def test_sql_under_two_names_is_told_where_the_texts_differ(folder, caplog):
+    row = {"question": "who is there ?", "sql": "SELECT 1", "query": " SELECT 1 ", "database": "shop.sqlite"}
+    (folder / "same.jsonl").write_text(json.dumps(row))
+    (folder / "tree.jsonl").write_text(json.dumps(row | {"sql": {"select": []}, "query": "SELECT 1"}))
+    for name in ("same.jsonl", "tree.jsonl"):
+        assert len(read(folder / name).examples) == 1
+    assert not caplog.records
+    (folder / "two.jsonl").write_text(json.dumps(row | {"gold_sql": "SELECT 2", "db_id": "farm"}))
+    read(folder / "two.jsonl")
+    assert [record.getMessage().partition("; ")[0] for record in caplog.records] == [
+        f"{folder}/two.jsonl: fields that are not read: db_id, gold_sql"
+    ]
+
+
 def test_two_databases_of_one_name_are_told(folder, caplog):
     build_database(folder / "data" / "shop.duckdb", "CREATE TABLE customer (name TEXT)")
     rows = [{"question": f"q{number}", "sql": "SELECT 1", "database": "shop"} for number in range(2)]
