@@ -389,7 +389,7 @@ def prediction_remarks(scored: PredictionScore) -> list[str]:
         rest = f"{len(scored.rewritten)} that are right here may be wrong there ({numbers})"
         lines.append(f"the official test suite replaces the letters value by 1 in predictions: {rest}")
     if scored.without_suite:
-        count = f"{len(scored.without_suite)} databases are no test suite, for no other .sqlite file is beside them"
+        count = f"{len(scored.without_suite)} databases are no test suite, for no other database is beside them"
         lines.append(f"{count}: there a test suite is one comparison ({listed(scored.without_suite)})")
     predictions = scored.predictions
     remarks = (

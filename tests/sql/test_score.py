@@ -236,7 +236,7 @@ def test_a_gold_query_of_several_that_does_not_run_is_told(folder):
 
 
 def test_a_database_that_is_no_test_suite_is_told(folder):
-    told = "1 databases are no test suite, for no other .sqlite file is beside them: there a test suite is one"
+    told = "1 databases are no test suite, for no other database is beside them: there a test suite is one"
     _, output = run(folder, "--equality", "strict", "--json")
     assert json.loads(output.splitlines()[-1])["without_suite"] == []
     _, output = run(folder, "--equality", "strict,test_suite", "--json")
