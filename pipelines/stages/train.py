@@ -121,8 +121,8 @@ def _write_held_out(ctx: Context) -> Path | None:
         write_jsonl(path, [])
         return None
     dev = examples(ctx.inputs["data"], "dev")
-    dev.sort(key=lambda example: seeded_rank(example.id, 0, ctx.recipe.seed))
-    write_jsonl(path, dev[:count])
+    by_rank = sorted(dev, key=lambda example: seeded_rank(example.id, 0, ctx.recipe.seed))
+    write_jsonl(path, by_rank[:count])
     if not dev:
         return None
     return path
