@@ -23,6 +23,7 @@ from pipelines.core.registry import DIALECTS, READERS
 from pipelines.core.rows import good_rows
 from pipelines.core.text_files import read_json_text
 from pipelines.core.types import (
+    GOLD_SQLS,
     BadRow,
     Database,
     Example,
@@ -225,7 +226,8 @@ def check_gold(
             continue
         quoted_sql = HIDDEN_SQL if engine.hides(database) else example.gold_sql
         rejected.append(_failed_gold(example, result, quoted_sql))
-    notes = _failed_further_gold(resolve_locations(good, root), engine)
+    with_further_gold = [example for example in good if GOLD_SQLS in example.meta]
+    notes = _failed_further_gold(resolve_locations(with_further_gold, root), engine)
     return good, rejected + notes
 
 

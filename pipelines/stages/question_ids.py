@@ -35,11 +35,10 @@ def keep_one_of_each_id(path: Path) -> DistinctQuestions:
         DataError: an id stands for two questions of the training pools.
     """
     columns = {name: pl.col(name).hash() for name in TEXTS}
-    columns["id_hash"] = pl.col("id").hash()
     columns["database"] = pl.col("database").struct.field("id").hash()
     columns["corrected"] = pl.col("meta").str.contains(f'"{corrections.META}"', literal=True)
     questions = frames.read(path, "pool", "id", **columns)
-    _refuse_shared_ids(questions.drop("id"), path)
+    _refuse_shared_ids(questions, path)
     is_first = questions.select(pl.struct("pool", "id").is_first_distinct()).to_series()
     first_of_id = questions.filter(is_first)
     left_out = _differing_rows(questions.filter(~is_first), first_of_id)
@@ -56,8 +55,8 @@ def _refuse_shared_ids(questions: pl.DataFrame, path: Path) -> None:
     are, unless a file of corrections has changed them.
     """
     training = questions.with_row_index("row").filter(pl.col("pool").is_in(TRAINED))
-    first_of_id = training.unique("id_hash", keep="first")
-    pairs = training.join(first_of_id, on="id_hash", suffix="_first", maintain_order="left")
+    first_of_id = training.unique("id", keep="first")
+    pairs = training.join(first_of_id, on="id", suffix="_first", maintain_order="left")
     has_other_question = pl.col("question") != pl.col("question_first")
     has_other_sql = pl.col("gold_sql") != pl.col("gold_sql_first")
     has_other_database = pl.col("database") != pl.col("database_first")
