@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, check_address, source_folder
+from pipelines.core.errors import warn_once
 from pipelines.core.registry import reader
 from pipelines.core.types import BadRow, Database, Example, shortened, text_field
 from pipelines.recipe.config import Section, Source
@@ -154,7 +155,7 @@ def columns_described(path: Path) -> Iterator[tuple[str, str]]:
         text = windows_text(data)
     rows = csv.DictReader(io.StringIO(text, newline=None))
     if NAME_COLUMN not in (rows.fieldnames or ()):
-        _warn_of_missing_names(path)
+        warn_once(log, "%s describes no column: its first line names no %s, with commas between", path, NAME_COLUMN)
     for row in rows:
         cells = {}
         for name, value in row.items():
@@ -170,8 +171,3 @@ def columns_described(path: Path) -> Iterator[tuple[str, str]]:
         meaning = shortened("; ".join(descriptions), DESCRIPTION_CHARS)
         if column and meaning:
             yield column, meaning
-
-
-@functools.cache  # a file is read for many prompts, and its user warned once
-def _warn_of_missing_names(path: Path) -> None:
-    log.warning("%s describes no column: its first line names no %s, with commas between", path, NAME_COLUMN)

@@ -12,7 +12,6 @@ them is read (`splitting.py`).
 """
 
 import contextlib
-import functools
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 from pipelines.benchmarks import base
 from pipelines.benchmarks.splitting import Shares, cut_questions
-from pipelines.core.errors import DataError
+from pipelines.core.errors import DataError, warn_once
 from pipelines.core.registry import reader
 from pipelines.core.rows import NOT_READ, Row, csv_rows, json_rows, kind_of, reject
 from pipelines.core.types import (
@@ -160,7 +159,8 @@ def _noting_unread_fields(file: Path, rows: Iterator[PlacedRow]) -> Iterator[Pla
             unread |= _unread_fields(row.value)
         yield place, row
     if unread:
-        _warn_of_unread_fields(file, tuple(sorted(unread)))
+        listed = shortened_line(", ".join(sorted(unread)), LISTED_CHARS)
+        warn_once(log, "%s: fields that are not read: %s; a prompt shows question and evidence alone", file, listed)
 
 
 def _unread_fields(row: Mapping[str, Any]) -> set[str]:
@@ -175,12 +175,6 @@ def _unread_fields(row: Mapping[str, Any]) -> set[str]:
             if text not in ("", read):
                 unread.add(name)
     return unread
-
-
-@functools.cache  # a file is read once for each of its parts, and its user warned once
-def _warn_of_unread_fields(file: Path, names: tuple[str, ...]) -> None:
-    listed = shortened_line(", ".join(names), LISTED_CHARS)
-    log.warning("%s: fields that are not read: %s; a prompt shows question and evidence alone", file, listed)
 
 
 def id_of(row: dict[str, Any]) -> str:
@@ -266,10 +260,6 @@ def _database_path(name: str, folder: Path, options: OwnOptions) -> Path:
     if not existing:
         return candidates[0]
     if len(existing) > 1:
-        _warn_of_several_databases(name, existing[0], existing[1])
+        message = "%s and %s are databases of the name %r: the first is read; a suffix says which"
+        warn_once(log, message, existing[0], existing[1], name)
     return existing[0]
-
-
-@functools.cache  # a name is looked up for each row, and its user warned once
-def _warn_of_several_databases(name: str, first: Path, second: Path) -> None:
-    log.warning("%s and %s are databases of the name %r: the first is read; a suffix says which", first, second, name)

@@ -21,7 +21,6 @@ KaggleDBQA, with the same rows:
 """
 
 import dataclasses
-import functools
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
@@ -30,7 +29,7 @@ from typing import Any, Literal
 
 from pipelines.benchmarks.base import Layout, Loaded, QuestionFile, source_folder
 from pipelines.benchmarks.prompt_schema import natural_name_files
-from pipelines.core.errors import DataError
+from pipelines.core.errors import DataError, warn_once
 from pipelines.core.registry import reader
 from pipelines.core.types import Example, history_field
 from pipelines.recipe.config import Section, Source
@@ -114,15 +113,11 @@ def _warn_of_missing_files(source: Source) -> None:
     found = [path.name for path in _question_files(folder, source.split, options)]
     missing = [name for name in names if name not in found]
     if missing and found[0] in names:
-        _warn_of_partial_split(folder, source.split, missing[0], found[0])
-
-
-@functools.cache  # a source is read for several pools, and its user warned once
-def _warn_of_partial_split(folder: Path, split: str, missing: str, found: str) -> None:
-    hint = ""
-    if missing == OTHERS:
-        hint = " (options.others=false asks for no other)"
-    log.warning("%s has no %s: the questions of split %s are those of %s alone%s", folder, missing, split, found, hint)
+        hint = ""
+        if missing[0] == OTHERS:
+            hint = " (options.others=false asks for no other)"
+        message = "%s has no %s: the questions of split %s are those of %s alone%s"
+        warn_once(log, message, folder, missing[0], source.split, found[0], hint)
 
 
 def _with_conversation(example: Example, row: Any) -> Example:

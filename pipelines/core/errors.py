@@ -3,6 +3,9 @@
 Errors inside an episode (a wrong query, a malformed turn) are not exceptions: they are data.
 """
 
+import functools
+import logging
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -66,3 +69,9 @@ def first_line(error: object) -> str:
     if not text:
         return type(error).__name__
     return text.splitlines()[0]
+
+
+@functools.cache
+def warn_once(log: logging.Logger, message: str, *details: Hashable) -> None:
+    """Log a warning, once in a process for the same details: files are read again for each pool, part and prompt."""
+    log.warning(message, *details)

@@ -1,7 +1,6 @@
 """The rows of a file of questions, each behind its line: JSON lines, one JSON list, or CSV with a header."""
 
 import csv
-import functools
 import itertools
 import json
 import logging
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.core.errors import DataError
+from pipelines.core.errors import DataError, warn_once
 from pipelines.core.text_files import (
     DECODER,
     MARK,
@@ -191,7 +190,7 @@ def csv_rows(path: Path, needed: Needed, hint: str = "") -> Iterator[Row]:
                     unnamed |= _unnamed_columns(header, cells)
                     yield Row(line, line, _by_name(header, cells))
             for number in sorted(unnamed):
-                _warn_of_unnamed_column(path, number)
+                warn_once(log, "%s: column %d has cells and no name in line 1, and is not read", path, number)
     except UnicodeDecodeError:
         raise not_utf_8(path, path.read_bytes()) from None
     except OSError as error:
@@ -243,11 +242,6 @@ def _unnamed_columns(header: Sequence[str], cells: Sequence[str]) -> set[int]:
         if number > 1 and not name and cell.strip():
             numbers.add(number)
     return numbers
-
-
-@functools.cache  # a file is read several times, and its user warned once
-def _warn_of_unnamed_column(path: Path, number: int) -> None:
-    log.warning("%s: column %d has cells and no name in line 1, and is not read", path, number)
 
 
 def _by_name(header: Sequence[str], cells: Sequence[str]) -> dict[str, str] | BadRow:

@@ -6,7 +6,6 @@ person has looked at is not shown. A card never has a password.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import shlex
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 
 import pydantic
 
-from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.errors import DataError, RecipeError, warn_once
 from pipelines.core.files import write_atomic, writing_to
 from pipelines.core.types import EngineName
 from pipelines.recipe.config import Section
@@ -196,13 +195,9 @@ def read(path: Path) -> DatabaseCard:
         raise DataError(f"{path}: {where}: {first['msg']}", "Mend it; sqltrain connect shows how it looks.") from None
     length = len(card.notes.strip())
     if length > NOTES_CHARS:
-        _warn_of_long_notes(path, length)
+        message = "%s: its notes have %s characters; prompts show the first %s"
+        warn_once(log, message, path, f"{length:,}", f"{NOTES_CHARS:,}")
     return card
-
-
-@functools.cache  # a card is read many times, and its user warned once
-def _warn_of_long_notes(path: Path, length: int) -> None:
-    log.warning("%s: its notes have %s characters; prompts show the first %s", path, f"{length:,}", f"{NOTES_CHARS:,}")
 
 
 def by_database() -> dict[str, DatabaseCard]:
@@ -219,7 +214,8 @@ def by_database() -> dict[str, DatabaseCard]:
             cards[name] = card
             first_paths[name] = path
             continue
-        _warn_of_second_card(first_paths[name], path)
+        message = "%s and %s describe one database: the first counts, with what both hide"
+        warn_once(log, message, first_paths[name], path)
         if card.hidden is not None:
             cards[name] = cards[name].with_hidden(card.hidden)
     return cards
@@ -235,11 +231,6 @@ def _card_files() -> list[Path]:
         hint = f"Rename it: mv {shlex.join([str(path), str(path.with_suffix('.yaml'))])}"
         raise DataError(f"{path} is not read: the name of a card ends with .yaml", hint)
     return sorted(FOLDER.glob("*.yaml"))
-
-
-@functools.cache  # cards are read many times, and their user warned once
-def _warn_of_second_card(first: Path, second: Path) -> None:
-    log.warning("%s and %s describe one database: the first counts, with what both hide", first, second)
 
 
 def described_by(address: str) -> str | None:
