@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Sampling
 from pipelines.rollout import decoding
-from pipelines.rollout.decoding import Decoder, slot_attention
+from pipelines.rollout.decoding import Decoder, attend_by_products, slot_attention
 from pipelines.rollout.policies.base import Request
 
 ANY = Example("q", "?", Database("d", "sqlite", ""), "")
@@ -269,3 +269,17 @@ def test_bfloat16(tiny_folder, codec, device):
     for session, one in done.items():
         plain = plain_logprobs(model, prompt(int(session) % 3, 40), one.token_ids)
         assert max(abs(a - b) for a, b in zip(one.logprobs, plain, strict=True)) < 0.05
+
+
+def test_attention_by_products_is_that_of_float64():
+    """Three queries of one head over keys of which each sees its own."""
+    torch.manual_seed(0)
+    queries = torch.randn(2, 2, 3, 8, dtype=torch.bfloat16)
+    keys, values = torch.randn(2, 2, 2, 16, 8, dtype=torch.bfloat16)
+    mask = torch.arange(16) < torch.tensor([[5], [16]])[:, None, None]
+    outputs = attend_by_products(queries, keys, values, mask.expand(2, 1, 3, 16), None)
+    for row, n_keys in ((0, 5), (1, 16)):
+        for head in range(2):
+            q, k, v = (tensor[row, head].double() for tensor in (queries, keys, values))
+            expected = (q @ k[:n_keys].T / 8**0.5).softmax(-1) @ v[:n_keys]
+            assert (outputs[row, head].double() - expected).abs().max() < 0.03
