@@ -18,7 +18,7 @@ from pipelines.protocols import knowledge, observations, tools
 from pipelines.protocols.blocks import THINK
 from pipelines.recipe import config
 from pipelines.recipe.recipes import CONF
-from pipelines.sql.schema import Schema, Style, render
+from pipelines.sql.schema import Schema, Style, render, value_conditions
 
 PROMPTS = CONF / "protocols" / "prompts"
 ROLES = ("system", "user")
@@ -28,6 +28,7 @@ PLACEHOLDERS = (
     "engine",
     "evidence",
     "max_turns",
+    "mentions",
     "question",
     "rows",
     "schema",
@@ -117,6 +118,7 @@ class Protocol(abc.ABC):
             "thought": self.thought,
             "evidence": observations.defuse(example.evidence) or no_evidence,
             "question": observations.defuse(question),
+            "mentions": self._mentions(example, schema) or no_evidence,
             "max_turns": str(max_turns),
             "rows": str(self.config.observation_rows),
             "tool": tools.tool_signature(self.config.observation_rows),
@@ -168,8 +170,22 @@ class Protocol(abc.ABC):
     def _rendered_schema(self, example: Example, schema: Schema, keep: SchemaItems | None = None) -> str:
         """The tables and columns as the prompt writes them, or only some of them."""
         style: Style = "compact" if self.brief else self.config.schema_style
-        with_values = prompt_schema.with_question_values(example, schema)
-        return observations.defuse(render(with_values, style, keep))
+        if not self._has_mentions:
+            schema = prompt_schema.with_question_values(example, schema)
+        return observations.defuse(render(schema, style, keep))
+
+    @functools.cached_property
+    def _has_mentions(self) -> bool:
+        """Whether the prompt file has its own place for the stored values that a question mentions.
+
+        There they stand behind the schema, which then is the same for all questions of a database.
+        """
+        return any("mentions" in template.get_identifiers() for template in self.read_prompt().values())
+
+    def _mentions(self, example: Example, schema: Schema) -> str:
+        """The stored values that the question mentions, as conditions; "" if there are none."""
+        stored_values = example.prompt_context.values or ()
+        return observations.defuse("; ".join(value_conditions(schema, stored_values)))
 
     @abc.abstractmethod
     def parse(self, text: str) -> Action:

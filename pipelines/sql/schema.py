@@ -6,7 +6,7 @@ import functools
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Literal
@@ -215,6 +215,16 @@ def _compact_column(column: Column, write_name: Callable[[str], str]) -> str:
         return write_name(column.name)
     values = " , ".join(map(_short_literal, column.values))
     return f"{write_name(column.name)} ( {values} )"
+
+
+def value_conditions(schema: Schema, stored_values: Iterable[tuple[str, str, str]]) -> list[str]:
+    """`table.column = 'value'` for each (table, column, value), as a statement writes it, on one line each."""
+    write_name = written(schema.engine)
+    conditions = []
+    for table, column, value in stored_values:
+        text = _one_line(value).replace("'", "''")
+        conditions.append(f"{schema.written(table, write_name)}.{write_name(column)} = '{text}'")
+    return conditions
 
 
 def written(engine: EngineName) -> Callable[[str], str]:
