@@ -2,7 +2,7 @@ r"""One GRPO step: ours against TRL's GRPOTrainer with its built-in tool loop, o
 
     python benchmarks/grpo_step.py [--checkpoint DIR] [--steps 6] [--questions 16] [--group 6]
     python benchmarks/grpo_step.py --recipe smollm2 --checkpoint TRAINED --arms ours trl --steps 2 --warm-up 1 \
-        --questions 2 --group 8 --micro-batch 8 variant=laptop data.path=SPIDER
+        --questions 4 --group 8 --micro-batch 8 --threads 2 --trl-tokens 640 variant=laptop data.path=SPIDER
 
 Both arms start from the same policy, which speaks the ReAct protocol (a tiny one without --checkpoint; it is taught
 here, some two minutes), and draw 16 x 6 episodes a step at temperature 1, with the same sandbox for the agent's
@@ -44,7 +44,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from pipelines.benchmarks import base
 from pipelines.core.types import Example, StopReason, Trajectory, Turn
-from pipelines.databases.of_recipe import schemas, sql_engine
+from pipelines.databases.of_recipe import schemas, sql_engine, with_prompt_facts
 from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe, Source
@@ -85,7 +85,8 @@ class World:
         if recipe == GENERATED:
             self.examples = self.read(Source(kind=GENERATED, options={"databases": 20, "questions": 20, "first": 300}))
         else:
-            self.examples = self.read(self.recipe.data.rl[0].model_copy(update={"count": POOL_QUESTIONS}))
+            pool = self.read(self.recipe.data.rl[0].model_copy(update={"count": POOL_QUESTIONS}))
+            self.examples = with_prompt_facts(pool, self.recipe, self.schemas, self.sql)
         self.checkpoint = checkpoint or self.teach()
 
     def read(self, source: Source) -> list[Example]:
@@ -266,10 +267,11 @@ def stops(tokenizer: Any, tags: Sequence[str]) -> dict[str, Any]:
     return {"stop_strings": list(tags)}
 
 
-def trl(world: World, warm_up: int) -> dict[str, float]:
+def trl(world: World, warm_up: int, episode_tokens: int | None) -> dict[str, float]:
     """TRL's trainer with its own generation and tool loop.
 
-    Its budget of tokens is that of one turn, for the whole episode.
+    Args:
+        episode_tokens: its budget for the whole episode, results of queries included; that of one turn by default.
     """
     recipe = world.recipe
     clock = Clock(warm_up)
@@ -289,7 +291,7 @@ def trl(world: World, warm_up: int) -> dict[str, float]:
 
     arguments = grpo.arguments(world.plan("grpo", world.checkpoint, world.folder / "trl"), len(world.examples))
     options = arguments.to_dict() | {
-        "max_completion_length": section.sampling.turn_tokens,
+        "max_completion_length": episode_tokens or section.sampling.turn_tokens,
         "max_tool_calling_iterations": recipe.protocol.max_turns,
         "generation_kwargs": stops(tokenizer, world.protocol.stop),
         "top_p": section.sampling.top_p,
@@ -343,10 +345,10 @@ ARMS = {
 }
 
 
-def measure(arm: str, world: World, warm_up: int) -> dict[str, float]:
+def measure(arm: str, world: World, warm_up: int, trl_tokens: int | None) -> dict[str, float]:
     """The figures of an arm."""
     if arm == "trl":
-        return trl(world, warm_up)
+        return trl(world, warm_up, trl_tokens)
     if arm == "ours":
         return ours(world, arm, warm_up)
     with each_row_by_itself():
@@ -363,6 +365,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=16, help="of a step")
     parser.add_argument("--group", type=int, default=6, help="episodes of a question")
     parser.add_argument("--micro-batch", type=int, help="rows of a forward pass; all of a step's by default")
+    parser.add_argument("--trl-tokens", type=int, help="of an episode in TRL's arm; those of one turn by default")
     parser.add_argument("--threads", type=int, default=1, help="of a forward pass")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the recipe")
     options = parser.parse_intermixed_args()
@@ -386,7 +389,7 @@ def main() -> None:
         world = World(Path(folder), options.recipe, options.checkpoint, overrides)
         with world.sql:
             for arm in options.arms:
-                figures[arm] = measure(arm, world, options.warm_up)
+                figures[arm] = measure(arm, world, options.warm_up, options.trl_tokens)
     print(f"{'':8}{'s/step':>9}{'CPU-s/step':>12}{'CPU-s/pass':>12}{'model compute':>15}{'turns':>7}")
     for name, own in figures.items():
         cells = f"{own['seconds']:9.2f}{own['cpu_seconds']:12.2f}{own['pass_cpu_seconds']:12.2f}"
