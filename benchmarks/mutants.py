@@ -525,7 +525,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             Fault("numbers equal in six digits", 'return f"number:{cell:.10g}"', 'return f"number:{cell:.6g}"'),
         ],
         "evaluation/voting.py::vote": [
-            Fault("every vote a tie", "sizes.count(len(best)) > 1", "sizes.count(len(best)) >= 1"),
+            Fault("every vote a tie", "tied=n_largest > 1", "tied=n_largest >= 1"),
             Fault(
                 "the last group of a tie, not the first",
                 "best = max(groups.values(), key=len)",
@@ -540,17 +540,17 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "evaluation/voting.py::signature": [
             Fault(
                 "a bag's rows counted once",
-                'rows = sorted(set(rows) if form == "set" else rows)',
-                "rows = sorted(set(rows))",
+                'if form == "set":',
+                'if form in ("set", "bag"):',
             ),
-            Fault("results of different width taken for equal", ".join([width, *rows])", ".join(rows)"),
+            Fault("results of different width taken for equal", ".join([width, *sorted(rows)])", ".join(sorted(rows))"),
         ],
         "evaluation/voting.py::_voters": [
             Fault("no vote where all results are empty", "return with_rows or voters", "return with_rows"),
             Fault(
                 "failing candidates do not vote",
-                'if rule.failing == "vote" or candidate.signature',
-                'if rule.failing == "vote" and candidate.signature',
+                'if rule.failing == "abstain":',
+                'if rule.failing in ("abstain", "vote"):',
             ),
         ],
         "evaluation/stats.py::Paired.flipped": [
@@ -563,8 +563,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "evaluation/stats.py::paired": [
             Fault(
                 "MIN_CLUSTERS databases are too few",
-                "by_database = len(groups) >= MIN_CLUSTERS",
-                "by_database = len(groups) > MIN_CLUSTERS",
+                "if len(groups) >= MIN_CLUSTERS:",
+                "if len(groups) > MIN_CLUSTERS:",
             ),
             Fault(
                 "the difference's sign",
@@ -583,7 +583,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             Fault("a p-value of zero", "return (n_extreme + 1) / (FLIPS + 1)", "return n_extreme / FLIPS"),
         ],
         "evaluation/stats.py::mcnemar": [
-            Fault("one outcome less in the tail", "range(min(gained, lost) + 1)", "range(min(gained, lost))"),
+            Fault("one outcome less in the tail", "range(fewest + 1)", "range(fewest)"),
             Fault("a p-value above 1", "return min(2 * one_sided, 1.0)", "return 2 * one_sided"),
         ],
         "evaluation/stats.py": [
@@ -596,7 +596,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
         ],
         "evaluation/metrics.py::pass_at_k": [
-            Fault("pass@k-1 for pass@k", "1.0 - math.comb(n - correct, k)", "1.0 - math.comb(n - correct, k - 1)"),
+            Fault("pass@k-1 for pass@k", "= math.comb(n - correct, k)", "= math.comb(n - correct, k - 1)"),
         ],
         "evaluation/metrics.py::k_point": [
             Fault(
@@ -609,15 +609,15 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "evaluation/metrics.py::spread": [
             Fault(
                 "one place below the 95th percentile",
-                "ordered[math.ceil(0.95 * n) - 1]",
-                "ordered[math.ceil(0.95 * n) - 2]",
+                "p95 = ordered[rank - 1]",
+                "p95 = ordered[rank - 2]",
             ),
             Fault(
                 "the sample's variance, not the population's",
                 "variance = math.fsum(squares) / n",
                 "variance = math.fsum(squares) / (n - 1 or 1)",
             ),
-            Fault("the upper of two middle values", "median = (ordered[(n - 1) // 2]", "median = (ordered[n // 2]"),
+            Fault("the upper of two middle values", "ordered[(n - 1) // 2]", "ordered[n // 2]"),
         ],
         "evaluation/stats.py::wilson": [
             Fault("the denominator of Wilson's term", "z * z / (4 * n * n)", "z * z / (4 * n)"),
@@ -669,8 +669,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "evaluation/stats.py::student_t": [
             Fault(
                 "a degree of freedom too many",
-                "STUDENT[min(runs - 1, len(STUDENT)) - 1]",
-                "STUDENT[min(runs, len(STUDENT)) - 1]",
+                "min(runs - 1, len(STUDENT))",
+                "min(runs, len(STUDENT))",
             ),
         ],
         "evaluation/stats.py::_interval": [
@@ -684,8 +684,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "evaluation/stats.py::deviation": [
             Fault(
                 "the population's deviation",
-                "statistics.stdev(values) if len(values) > 1",
-                "statistics.pstdev(values) if len(values) > 1",
+                "return statistics.stdev(values)",
+                "return statistics.pstdev(values)",
             ),
         ],
         "evaluation/stats.py::crossed_bootstrap": [
@@ -698,8 +698,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "evaluation/stats.py::mean": [
             Fault(
                 "an interval beyond 0 and 1",
-                "Estimate(average, max(low, 0.0), min(high, 1.0),",
-                "Estimate(average, low, high,",
+                "low = max(low, 0.0)\n    high = min(high, 1.0)",
+                "pass",
             ),
         ],
         "evaluation/stats.py::difference": [
@@ -712,8 +712,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "evaluation/stats.py::ScoresByQuestion.of": [
             Fault(
                 "runs overwrite one another",
-                "rows.setdefault(question, {})[number] = value",
-                "rows.setdefault(question, {})[0] = value",
+                "row[number] = value",
+                "row[0] = value",
             ),
         ],
     },

@@ -48,7 +48,8 @@ def diagnose_answers(answers: Sequence[JudgedAnswer], schemas: Schemas, sql: Sql
         failures.append(_failure(answer, schemas))
         databases.append(answer.example.database)
     diagnoses: list[Diagnosis | None] = [None] * len(answers)
-    for index, diagnosis in zip(wrong, _diagnose(failures, databases, schemas, sql), strict=True):
+    diagnoses_of_wrong = _diagnose(failures, databases, schemas, sql)
+    for index, diagnosis in zip(wrong, diagnoses_of_wrong, strict=True):
         if wrong[index].example.gold_sql or diagnosis.error in WITHOUT_GOLD_SQL:
             diagnoses[index] = diagnosis
     return diagnoses
@@ -80,13 +81,18 @@ def _diagnose(
     for index, (diagnosis, columns) in enumerate(analyst.diagnose(failures)):
         diagnoses.append(diagnosis)
         if columns:
-            columns_by_failure[index] = [(databases[index], table, column) for table, column in columns]
+            database = databases[index]
+            columns_by_failure[index] = [(database, table, column) for table, column in columns]
     stored = _stored_values(columns_by_failure, schemas, sql)
     with_values = []
     for index, stored_columns in columns_by_failure.items():
-        values = {(table, column): stored[database, table, column] for database, table, column in stored_columns}
+        values = {}
+        for stored_column in stored_columns:
+            _, table, column = stored_column
+            values[table, column] = stored[stored_column]
         with_values.append(dataclasses.replace(failures[index], values=values))
-    for index, (diagnosis, _) in zip(columns_by_failure, analyst.diagnose(with_values), strict=True):
+    second_looks = analyst.diagnose(with_values)
+    for index, (diagnosis, _) in zip(columns_by_failure, second_looks, strict=True):
         diagnoses[index] = diagnosis
     return diagnoses
 
@@ -99,7 +105,9 @@ def _stored_values(
     for stored_columns in columns_by_failure.values():
         for database, table, column in stored_columns:
             schema = schemas(database)
-            query = f"SELECT DISTINCT {schema.quoted(column)} FROM {schema.written(table)} LIMIT {MAX_VALUES}"
+            quoted_column = schema.quoted(column)
+            quoted_table = schema.written(table)
+            query = f"SELECT DISTINCT {quoted_column} FROM {quoted_table} LIMIT {MAX_VALUES}"
             queries[database, table, column] = (database, query)
     results = sql.execute_many(list(queries.values()))
     values = {}

@@ -78,19 +78,21 @@ def evaluate(
     diagnoses = diagnose_answers(answers, schemas, sql)
     records = []
     for answer, diagnosis in zip(answers, diagnoses, strict=True):
-        records.append(_record(answer, static, hardness[answer.example.id], diagnosis, mode))
+        example_hardness = hardness[answer.example.id]
+        record = _record(answer, static, example_hardness, diagnosis, mode)
+        records.append(record)
     return records
 
 
 def of_prediction(example_id: str, sql: str | None, policy: str) -> Trajectory:
     """A bare prediction (a line of somebody's prediction file) as the one-turn trajectory that it stands for."""
     if sql is None:
-        kind = ActionKind.INVALID
+        action = Action(ActionKind.INVALID, "")
         stop = StopReason.TURN_LIMIT
     else:
-        kind = ActionKind.SOLUTION
+        action = Action(ActionKind.SOLUTION, sql)
         stop = StopReason.SOLUTION
-    turn = Turn(sql or "", Action(kind, sql or ""))
+    turn = Turn(action.content, action)
     return Trajectory(example_id, 0, policy, "prediction", (), (turn,), sql, stop)
 
 
@@ -113,7 +115,8 @@ def _signatures(
     if rewrite is None:
         results = sql.execute_many(distinct)
     else:
-        outcomes = sql.execute_many([(database, rewrite(text)) for database, text in distinct])
+        rewritten = [(database, rewrite(text)) for database, text in distinct]
+        outcomes = sql.execute_many(rewritten)
         results = [_without_order(outcome) for outcome in outcomes]
     by_query = {}
     for query, result in zip(distinct, results, strict=True):
@@ -139,7 +142,9 @@ def _record(
     final = trajectory.final_sql
     calls = [turn for turn in trajectory.turns if turn.status is not None]
     tokens_in, tokens_out = _token_counts(trajectory)
-    gold = ABSTENTION if is_abstention(example.gold_sql) else example.gold_sql
+    gold = example.gold_sql
+    if is_abstention(gold):
+        gold = ABSTENTION
     annotations = example.annotations
     return EpisodeRecord(
         example_id=example.id,
@@ -205,7 +210,8 @@ def _lists_first(trajectory: Trajectory) -> bool | None:
     """Whether the first turn lists all tables' columns; None for an agent without an explore phase."""
     if trajectory.protocol != Phases.name or not trajectory.turns:
         return None
-    return knowledge.lists_everything(trajectory.turns[0].action.content)
+    first_turn = trajectory.turns[0]
+    return knowledge.lists_everything(first_turn.action.content)
 
 
 def _unverified(trajectory: Trajectory) -> int | None:

@@ -35,7 +35,8 @@ def curve_points(rows: Sequence[Mapping[str, float]], name: str) -> list[tuple[f
     for row in rows:
         value = row.get(name)
         if isinstance(value, int | float) and math.isfinite(value):
-            points.append((float(row["step"]), float(value)))
+            step = float(row["step"])
+            points.append((step, float(value)))
     return points
 
 
@@ -43,7 +44,9 @@ def moving_average(points: Points, window: int = SMOOTH) -> list[tuple[float, fl
     """The mean over the last `window` steps at each point; values that are measured more rarely stay as they are."""
     smooth = []
     for index, (step, _) in enumerate(points):
-        candidates = points[max(0, index + 1 - window) : index + 1]
+        end = index + 1
+        start = max(0, end - window)
+        candidates = points[start:end]
         values = [value for at, value in candidates if at > step - window]
         smooth.append((step, statistics.fmean(values)))
     return smooth
@@ -67,7 +70,8 @@ def _distances(points: Points) -> list[tuple[float, float]]:
     """The distance of each value from the one before, at its step."""
     distances = []
     for (_, before), (step, value) in itertools.pairwise(points):
-        distances.append((step, abs(value - before)))
+        distance = abs(value - before)
+        distances.append((step, distance))
     return distances
 
 
@@ -201,7 +205,8 @@ class MeasureName:
         scores: dict[str, tuple[str, float]] = {}
         for question, members in self.by_question(run, "sampled").items():
             if len(members) >= k:
-                scores[question] = (members[0].database, self._sample_score(run, members, k))
+                score = self._sample_score(run, members, k)
+                scores[question] = (members[0].database, score)
         return scores
 
     def _sample_score(self, run: FinishedEvaluation, members: Sequence[EpisodeRecord], k: int) -> float:
@@ -211,7 +216,8 @@ class MeasureName:
         if self.base == "average":
             return statistics.fmean(record.score(run.equality) for record in members[:k])
         candidates = metrics.candidates(members, run.equality)
-        return majority_at_k(candidates, k, run.rule, run.seed).score
+        consensus = majority_at_k(candidates, k, run.rule, run.seed)
+        return consensus.score
 
     def training_scores(self, run: FinishedEvaluation) -> Scores:
         """A number of training at each step, or its distance from the step before; a step is its own cluster."""
@@ -230,12 +236,15 @@ class MeasureName:
 
         Episodes without a value are left out; for a cost, also those that were not asked.
         """
-        mode = self.base if self.base in ("sampled", "at once") else "greedy"
+        mode = "greedy"
+        if self.base in ("sampled", "at once"):
+            mode = self.base
         scores: dict[str, tuple[str, float]] = {}
         for question, members in self.by_question(run, mode).items():
             values = self._values(run, members)
             if values:
-                scores[question] = (members[0].database, statistics.fmean(values))
+                mean = statistics.fmean(values)
+                scores[question] = (members[0].database, mean)
         return scores
 
     def _values(self, run: FinishedEvaluation, members: Sequence[EpisodeRecord]) -> list[float]:
@@ -270,4 +279,5 @@ def measure(name: str) -> Measure:
 def title(name: str) -> str:
     """A measure's heading: "EX" of `greedy`, "EX [simple]" of `greedy [simple]`."""
     base = MeasureName.parse(name).base or name
-    return TITLES.get(base, base) + name[len(base) :]
+    rest = name[len(base) :]
+    return TITLES.get(base, base) + rest

@@ -57,7 +57,8 @@ def group(records: Iterable[EpisodeRecord], key: Callable[[EpisodeRecord], Key])
     """Records by a key, in the order of first appearance."""
     groups: dict[Key, list[EpisodeRecord]] = {}
     for record in records:
-        groups.setdefault(key(record), []).append(record)
+        members = groups.setdefault(key(record), [])
+        members.append(record)
     return groups
 
 
@@ -125,7 +126,8 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     is_possible = 0 <= correct <= n and 1 <= k <= n
     if not is_possible:
         raise ValueError(f"no pass@{k} of {correct} right in {n}")
-    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+    n_without_correct = math.comb(n - correct, k)
+    return 1.0 - n_without_correct / math.comb(n, k)
 
 
 def k_points(
@@ -189,8 +191,11 @@ def spread(values: Sequence[float]) -> Spread | None:
     mean = math.fsum(ordered) / n
     squares = [(value - mean) ** 2 for value in ordered]
     variance = math.fsum(squares) / n
-    median = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-    p95 = ordered[math.ceil(0.95 * n) - 1]
+    lower_middle = ordered[(n - 1) // 2]
+    upper_middle = ordered[n // 2]
+    median = (lower_middle + upper_middle) / 2
+    rank = math.ceil(0.95 * n)
+    p95 = ordered[rank - 1]
     return Spread(mean, math.sqrt(variance), median, p95, n)
 
 
@@ -209,7 +214,9 @@ def _known_values(records: Iterable[EpisodeRecord], value: Value) -> list[float]
 def mean_by_episode(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> float | None:
     """The mean of a value over the unbroken episodes that have it, without an interval."""
     values = _known_values(unbroken(records), value)
-    return statistics.fmean(values) if values else None
+    if not values:
+        return None
+    return statistics.fmean(values)
 
 
 Measure = Estimate | Spread | float
@@ -281,7 +288,8 @@ def _declare(
     def _(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> Measure | None:
         return fold(records, episode_value, seed)
 
-    EPISODE_METRICS[name] = EpisodeMetric(episode_value, fold, measure or name.replace("_", " "))
+    measure_name = measure or name.replace("_", " ")
+    EPISODE_METRICS[name] = EpisodeMetric(episode_value, fold, measure_name)
 
 
 @metric("interaction_match", unit="percent", title="interactions", about="conversations whose every answer is right")
@@ -330,7 +338,8 @@ for _name, _title, _about, _fate in (
 
         def has_fate(record: EpisodeRecord) -> float:
             abstains = record.key in abstained
-            return float((abstains, record.right(equality)) == fate)
+            is_right = record.right(equality)
+            return float((abstains, is_right) == fate)
 
         return mean_by_question(good, has_fate, seed)
 
@@ -342,7 +351,9 @@ _declare("turns", cost, "turns", "mean agent turns a question")
 def turns_deviation(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
     """The deviation of turns over episodes: a budget by difficulty shows here."""
     turns = cost(records, EPISODE_METRICS["turns"].value)
-    return None if turns is None else turns.std
+    if turns is None:
+        return None
+    return turns.std
 
 
 _declare("tool_calls", cost, "tool calls", "mean executions before the answer")
@@ -462,7 +473,9 @@ _declare_linking(
 def linking_n(records: Iterable[EpisodeRecord], equality: str = "", seed: int = 0) -> float | None:
     """Episodes that have a gold schema; None without any."""
     count = sum(record.linking is not None for record in unbroken(records))
-    return float(count) if count else None
+    if not count:
+        return None
+    return float(count)
 
 
 _declare(  # SQL-Trail, equation 9

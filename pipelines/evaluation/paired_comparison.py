@@ -85,7 +85,8 @@ def _unmatched(
     for question in questions:
         if question.id not in matched_ids:
             key = tuple(getattr(question, field) for field in fields)
-            groups.setdefault(key, []).append(question)
+            group = groups.setdefault(key, [])
+            group.append(question)
     return groups
 
 
@@ -101,7 +102,9 @@ def _first_with_text(group: Sequence[Question], question: Question) -> Question 
     if not group:
         return None
     has_text = question.gold or question.words
-    return group[0] if has_text else None
+    if not has_text:
+        return None
+    return group[0]
 
 
 def common_names(runs: Sequence[Sequence[EpisodeRecord]]) -> list[Mapping[str, str]]:
@@ -199,11 +202,19 @@ def compare(
     difference = paired(scores_before, scores_after, databases, seed)
     if difference is None:
         return None
-    flips = _flips(shared, equality) if mode == "greedy" else []
+    flips: list[Flip] = []
+    if mode == "greedy":
+        flips = _flips(shared, equality)
     n = len(shared)
     gained = sum(flip.gained for flip in flips)
     lost = len(flips) - gained
     discordant = len(flips) / n
+    p_mcnemar: float | None = None
+    if mode == "greedy":
+        p_mcnemar = mcnemar(gained, lost)
+    needed: int | None = None
+    if gained != lost:
+        needed = pairs_needed(discordant, (gained - lost) / n)
     return Comparison(
         before=names[0],
         after=names[1],
@@ -214,9 +225,9 @@ def compare(
         paired=difference,
         gained=gained,
         lost=lost,
-        p_mcnemar=mcnemar(gained, lost) if mode == "greedy" else None,
+        p_mcnemar=p_mcnemar,
         detectable=detectable(discordant, n),
-        needed=pairs_needed(discordant, (gained - lost) / n) if gained != lost else None,
+        needed=needed,
         flips=tuple(flips),
     )
 
@@ -232,11 +243,13 @@ def _shared_questions(
     records_after = {}
     for example, records in by_question(after).items():
         if example in names_after:
-            records_after[names_after[example]] = records
+            common_name = names_after[example]
+            records_after[common_name] = records
     shared = []
     for example, records in records_before.items():
         if example in records_after:
-            shared.append(SharedQuestion(example, records, records_after[example]))
+            question = SharedQuestion(example, records, records_after[example])
+            shared.append(question)
     return shared
 
 

@@ -19,16 +19,18 @@ def preview_results(
         if not _is_wrong_result(record):
             continue
         example = examples[record.example_id]
-        n_rows[example.database, record.final_sql or ""] = record.n_rows
+        database = example.database
+        answer = record.final_sql or ""
+        n_rows[database, answer] = record.n_rows
         if example.gold_sql:
-            n_rows[example.database, example.gold_sql] = record.gold_rows
+            n_rows[database, example.gold_sql] = record.gold_rows
     previews = {}
     results = sql.execute_many(list(n_rows), PREVIEW_ROWS)
-    for (database, query), result in zip(n_rows, results, strict=True):
+    for ((database, query), total), result in zip(n_rows.items(), results, strict=True):
         if result.ok:
             columns = _cell_texts(result.columns)
-            rows = [_cell_texts(row) for row in result.rows]
-            previews[database.id, query] = Preview(columns, tuple(rows), n_rows[database, query])
+            rows = tuple(map(_cell_texts, result.rows))
+            previews[database.id, query] = Preview(columns, rows, total)
     return previews
 
 
@@ -60,4 +62,5 @@ def _cell_text(value: Scalar) -> str:
     if value is None:
         return "NULL"
     text = value.hex() if isinstance(value, bytes) else text_of(value)
-    return shortened(escape_surrogates(text), CELL_CHARS)
+    text = escape_surrogates(text)
+    return shortened(text, CELL_CHARS)

@@ -23,7 +23,8 @@ def text_digest(text: str) -> str:
     plain = " ".join(text.split()).rstrip(" ;?.")
     if not plain:
         return ""
-    return hashlib.sha256(plain.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    digest = hashlib.sha256(plain.encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()[:16]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,12 +42,16 @@ class Overlap:
     @property
     def precision(self) -> float:
         """Share of the predicted items that gold has; 1 when both are empty."""
-        return self.common / self.predicted if self.predicted else float(not self.gold)
+        if not self.predicted:
+            return float(not self.gold)
+        return self.common / self.predicted
 
     @property
     def recall(self) -> float:
         """Share of the gold items that were predicted; 1 when gold is empty."""
-        return self.common / self.gold if self.gold else 1.0
+        if not self.gold:
+            return 1.0
+        return self.common / self.gold
 
     @property
     def exact(self) -> bool:
@@ -56,7 +61,9 @@ class Overlap:
     def jaccard(self) -> float:
         """Intersection over union; 1 when both are empty."""
         union = self.predicted + self.gold - self.common
-        return self.common / union if union else 1.0
+        if not union:
+            return 1.0
+        return self.common / union
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,10 +79,9 @@ class Linking:
         if gold is None:
             return None
         items = predicted or SchemaItems(frozenset(), frozenset())
-        return cls(
-            Overlap.of(frozenset(items.tables), frozenset(gold.tables)),
-            Overlap.of(frozenset(items.columns), frozenset(gold.columns)),
-        )
+        tables = Overlap.of(frozenset(items.tables), frozenset(gold.tables))
+        columns = Overlap.of(frozenset(items.columns), frozenset(gold.columns))
+        return cls(tables, columns)
 
     @property
     def exact(self) -> bool:
@@ -84,11 +90,12 @@ class Linking:
     @property
     def jaccard(self) -> float:
         """Similarity of the two sets of tables and columns together (SQL-Trail, equation 10)."""
-        return Overlap(
+        both = Overlap(
             self.tables.predicted + self.columns.predicted,
             self.tables.gold + self.columns.gold,
             self.tables.common + self.columns.common,
-        ).jaccard
+        )
+        return both.jaccard
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,7 +165,9 @@ class EpisodeRecord:
 
     def wrong(self, equality: str) -> Diagnosis | None:
         """Why the answer is wrong under an equality; None when it is right or broken."""
-        return None if self.broken or self.right(equality) else self.diagnosis
+        if self.broken or self.right(equality):
+            return None
+        return self.diagnosis
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -34,7 +34,10 @@ class EvaluatedEpisode:
 
     def shard_row(self) -> dict[str, Any]:
         """The row of a shard, in JSON-ready values."""
-        return {"pass": self.pass_name, "trajectory": to_dict(self.trajectory), "record": to_dict(self.record)}
+        row: dict[str, Any] = {"pass": self.pass_name}
+        row["trajectory"] = to_dict(self.trajectory)
+        row["record"] = to_dict(self.record)
+        return row
 
     def record_row(self) -> dict[str, Any]:
         """The row of `records.jsonl`: the trajectory is in the stage's data file."""
@@ -53,5 +56,6 @@ def read_record_groups(folder: Path, *groups: Sequence[str]) -> list[list[Episod
     for _, row in read_lines(folder / RECORDS):
         for passes, records_of_group in zip(groups, records, strict=True):
             if row["pass"] in passes:
-                records_of_group.append(from_dict(EpisodeRecord, row["record"]))
+                record = from_dict(EpisodeRecord, row["record"])
+                records_of_group.append(record)
     return records

@@ -43,10 +43,9 @@ def verdicts(
     """Verdicts on predictions: by result files where these decide, else by gold queries; each answer runs once."""
     by_files = EQUALITY in equalities
     if by_files and len(set(equalities)) > 1:
-        raise DataError(
-            f"equality {EQUALITY} stands alone, but the equalities are {', '.join(equalities)}",
-            "Take include=data/spider2_lite.",
-        )
+        listed = ", ".join(equalities)
+        message = f"equality {EQUALITY} stands alone, but the equalities are {listed}"
+        raise DataError(message, "Take include=data/spider2_lite.")
     _require_gold(examples, by_files)
     if not by_files:
         return sql.verdicts(pairs, equalities)
@@ -105,7 +104,8 @@ def score(gold: AcceptedResults, result: ExecutionResult) -> float:
     if not result.ok or result.truncated:
         return 0.0
     is_ordered = not gold["ignore_order"]
-    answer = _columns(_csv_rows(result), len(result.columns), is_ordered)
+    csv_rows = _csv_rows(result)
+    answer = _columns(csv_rows, len(result.columns), is_ordered)
     for (header, *rows), counted in zip(gold["results"], gold["columns"], strict=True):
         if len(rows) != len(result.rows):
             continue
@@ -126,7 +126,9 @@ def _csv_rows(result: ExecutionResult) -> list[list[str]]:
 
 
 def _csv_cell(cell: Scalar) -> str:
-    return "" if cell is None else text_of(cell)
+    if cell is None:
+        return ""
+    return text_of(cell)
 
 
 def _has_column(table: Sequence[Column], column: Column) -> bool:

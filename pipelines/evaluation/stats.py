@@ -137,15 +137,16 @@ def paired(
         return None
     n = len(differences)
     groups = _grouped(differences, clusters)
-    by_database = len(groups) >= MIN_CLUSTERS
-    units = groups if by_database else _single_units(differences)
     mean_difference = math.fsum(differences) / n
-    method: Method
+    method: Method = "bootstrap by question"
+    units = _single_units(differences)
+    if len(groups) >= MIN_CLUSTERS:
+        method = "bootstrap by database"
+        units = groups
     if min(differences) == max(differences):
         method = "wilson"
         low, high = _interval_of_equal(mean_difference, n)
     else:
-        method = "bootstrap by database" if by_database else "bootstrap by question"
         low, high = bootstrap(units, seed)
     unit_sums = [total for total, _ in units]
     p_value = sign_flip(unit_sums, seed)
@@ -170,7 +171,8 @@ def _grouped(scores: Sequence[float], clusters: Sequence[Hashable]) -> list[tupl
     """(sum, count) of each cluster, in the order of first appearance."""
     scores_by_cluster: dict[Hashable, list[float]] = {}
     for score, cluster in zip(scores, clusters, strict=True):
-        scores_by_cluster.setdefault(cluster, []).append(score)
+        members = scores_by_cluster.setdefault(cluster, [])
+        members.append(score)
     units = []
     for members in scores_by_cluster.values():
         total = math.fsum(members)
@@ -218,7 +220,8 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
         all_flips = itertools.product((1, -1), repeat=len(nonzero))
         n_flips = 1 << len(nonzero)
         return _count_extreme(all_flips, nonzero) / n_flips
-    n_extreme = _count_extreme(_random_flips(len(nonzero), seed), nonzero)
+    drawn_flips = _random_flips(len(nonzero), seed)
+    n_extreme = _count_extreme(drawn_flips, nonzero)
     return (n_extreme + 1) / (FLIPS + 1)
 
 
@@ -245,7 +248,8 @@ def mcnemar(gained: int, lost: int) -> float:
     `gained` and `lost` are the questions that only the second, or only the first system has right.
     """
     n = gained + lost
-    n_extreme = sum(math.comb(n, i) for i in range(min(gained, lost) + 1))
+    fewest = min(gained, lost)
+    n_extreme = sum(math.comb(n, i) for i in range(fewest + 1))
     one_sided = n_extreme / (1 << n)
     return min(2 * one_sided, 1.0)
 
@@ -259,7 +263,8 @@ def pairs_needed(discordant: float, difference: float) -> int:
     """
     if not 0 < abs(difference) <= discordant <= 1:
         raise ValueError(f"no difference of {difference} can come from {discordant} discordant questions")
-    return math.ceil(_reach(discordant, difference) ** 2)
+    reach = _reach(discordant, difference)
+    return math.ceil(reach**2)
 
 
 def detectable(discordant: float, pairs: int) -> float | None:
@@ -267,13 +272,14 @@ def detectable(discordant: float, pairs: int) -> float | None:
 
     None if even the largest difference, all discordant questions falling one way, is too small.
     """
-    if discordant <= 0 or _reach(discordant, discordant) > math.sqrt(pairs):
+    largest_reach = math.sqrt(pairs)
+    if discordant <= 0 or _reach(discordant, discordant) > largest_reach:
         return None
     low = 0.0
     high = discordant
     for _ in range(60):  # bisection: the questions needed fall as the difference grows
         middle = (low + high) / 2
-        if _reach(discordant, middle) <= math.sqrt(pairs):
+        if _reach(discordant, middle) <= largest_reach:
             high = middle
         else:
             low = middle
@@ -282,7 +288,9 @@ def detectable(discordant: float, pairs: int) -> float | None:
 
 def _reach(discordant: float, difference: float) -> float:
     """The root of the questions that a paired comparison needs (Connor, 1987)."""
-    return (Z_ALPHA * math.sqrt(discordant) + Z_BETA * math.sqrt(discordant - difference**2)) / difference
+    under_no_difference = Z_ALPHA * math.sqrt(discordant)
+    under_difference = Z_BETA * math.sqrt(discordant - difference**2)
+    return (under_no_difference + under_difference) / difference
 
 
 # Means over seeds, and what they leave open: another seed trains another policy, other databases ask other questions.
@@ -312,7 +320,8 @@ class ScoresByQuestion:
         for number, run in enumerate(nonempty):
             for question, (database, value) in run.items():
                 databases.setdefault(question, database)
-                rows.setdefault(question, {})[number] = value
+                row = rows.setdefault(question, {})
+                row[number] = value
         return cls(list(databases.values()), list(rows.values()), len(nonempty))
 
     @property
@@ -346,7 +355,9 @@ def mean(runs: Sequence[Scores], seed: int = 0) -> Estimate | None:
         return plain
     low, high, method = _interval(scores, seed)
     average = statistics.fmean(scores.values)
-    return Estimate(average, max(low, 0.0), min(high, 1.0), plain.n, plain.n_clusters, method)
+    low = max(low, 0.0)
+    high = min(high, 1.0)
+    return Estimate(average, low, high, plain.n, plain.n_clusters, method)
 
 
 def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0) -> Paired | None:
@@ -387,19 +398,23 @@ def score_differences(before: Scores, after: Scores) -> Scores:
 
 def deviation(values: Sequence[float]) -> float | None:
     """The sample deviation (n - 1) of a figure over seeds; None for fewer than two."""
-    return statistics.stdev(values) if len(values) > 1 else None
+    if len(values) < 2:
+        return None
+    return statistics.stdev(values)
 
 
 def student_t(runs: int) -> float:
     """Student's t for two-sided 95 % over so many runs; beyond 31 runs that of 31, which is a little wide."""
-    return STUDENT[min(runs - 1, len(STUDENT)) - 1]
+    degrees_of_freedom = min(runs - 1, len(STUDENT))
+    return STUDENT[degrees_of_freedom - 1]
 
 
 def _interval(scores: ScoresByQuestion, seed: int) -> tuple[float, float, Method]:
     """The wider of two intervals of a mean: a bootstrap of databases and seeds, and Student's t over the seeds."""
     by_database = len(set(scores.databases)) >= MIN_CLUSTERS
     units = scores.databases if by_database else range(len(scores.rows))
-    low, high = crossed_bootstrap(*_totals(units, scores), seed)
+    totals, counts = _totals(units, scores)
+    low, high = crossed_bootstrap(totals, counts, seed)
     means = [statistics.fmean(scores.of_run(number)) for number in range(scores.n_runs)]
     half = student_t(scores.n_runs) * statistics.stdev(means) / math.sqrt(scores.n_runs)
     if 2 * half > high - low:
@@ -418,7 +433,8 @@ def _totals(units: Sequence[Hashable], scores: ScoresByQuestion) -> tuple[Matrix
     """
     import numpy as np
 
-    unit_index = {unit: index for index, unit in enumerate(dict.fromkeys(units))}
+    distinct_units = dict.fromkeys(units)
+    unit_index = {unit: index for index, unit in enumerate(distinct_units)}
     totals = np.zeros((len(unit_index), scores.n_runs))
     counts = np.zeros((len(unit_index), scores.n_runs))
     for unit, row in zip(units, scores.rows, strict=True):

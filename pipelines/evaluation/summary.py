@@ -61,8 +61,10 @@ class Summary:
             numbers["k"] = last.k
             numbers["majority"] = last.majority_at.value
             numbers["pass_at_k"] = last.pass_at.value
-        for name, metric in (("turns", "turns"), ("tokens", "tokens_out")):
-            value = metrics.value_of(self.measured.get(metric))
+        metric_by_name = {"turns": "turns", "tokens": "tokens_out"}
+        for name, metric in metric_by_name.items():
+            measure = self.measured.get(metric)
+            value = metrics.value_of(measure)
             if value is not None:
                 numbers[name] = value
         return numbers
@@ -145,6 +147,7 @@ def summarise(
     sampled = metrics.of_mode(good, "sampled")
     main = greedy or sampled
     slicer = Slicer(good, equality, seed)
+    failures = [record.failure for record in records if record.failure is not None]
     return Summary(
         equality=equality,
         n_questions=len({record.example_id for record in good}),
@@ -154,7 +157,7 @@ def summarise(
         sampled=metrics.execution_accuracy(sampled, equality, seed),
         points=metrics.k_points(sampled, equality, ks, rule, seed),
         measured=metrics.measured(main, equality, seed, more),
-        failures=_counts(record.failure for record in records if record.failure is not None),
+        failures=_counts(failures),
         errors=_error_counts(main, equality),
         hints=_hint_counts(main, equality),
         by_hardness=slicer.levels(lambda record: record.hardness, HARDNESS_LEVELS),

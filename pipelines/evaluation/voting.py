@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from pipelines.core.types import ExecutionResult, text_of
@@ -77,10 +77,11 @@ def signature(result: ExecutionResult, form: Form = "bag") -> str | None:
     """
     if not result.ok:
         return None
-    rows = ["\x1e".join(map(_canonical, row)) for row in result.rows]
-    rows = sorted(set(rows) if form == "set" else rows)
+    rows: Collection[str] = ["\x1e".join(map(_canonical, row)) for row in result.rows]
+    if form == "set":
+        rows = set(rows)
     width = str(len(result.columns))
-    text = "\x1d".join([width, *rows])
+    text = "\x1d".join([width, *sorted(rows)])
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12)
     return digest.hexdigest()
 
@@ -92,7 +93,8 @@ def _canonical(cell: object) -> str:
     if isinstance(cell, bytes):
         return "bytes:" + cell.hex()
     if isinstance(cell, str):
-        return "text:" + cell.replace("\\", "\\\\").replace("\x1e", "\\e").replace("\x1d", "\\d")
+        escaped = cell.replace("\\", "\\\\")
+        return "text:" + escaped.replace("\x1e", "\\e").replace("\x1d", "\\d")
     if not isinstance(cell, int | float):
         return "other:" + text_of(cell)  # no database has it: a worker that was taken over
     if isinstance(cell, int) or cell.is_integer():
@@ -110,15 +112,19 @@ def vote(candidates: Sequence[Candidate], rule: Rule = PLAIN) -> Vote:
         return Vote(ordered[0], tied=False)
     groups: dict[str | None, list[Candidate]] = {}
     for candidate in voters:
-        groups.setdefault(candidate.signature, []).append(candidate)
-    sizes = [len(group) for group in groups.values()]
+        group = groups.setdefault(candidate.signature, [])
+        group.append(candidate)
     best = max(groups.values(), key=len)  # the first of the largest: groups stand by their earliest sample
-    return Vote(best[0], tied=sizes.count(len(best)) > 1)
+    sizes = [len(group) for group in groups.values()]
+    n_largest = sizes.count(len(best))
+    return Vote(best[0], tied=n_largest > 1)
 
 
 def _voters(candidates: Sequence[Candidate], rule: Rule) -> list[Candidate]:
     """The candidates that may vote."""
-    voters = [candidate for candidate in candidates if rule.failing == "vote" or candidate.signature is not None]
+    voters = list(candidates)
+    if rule.failing == "abstain":
+        voters = [candidate for candidate in candidates if candidate.signature is not None]
     if rule.empty == "vote":
         return voters
     with_rows = [candidate for candidate in voters if not candidate.empty]

@@ -39,20 +39,24 @@ def tag(name: str, /, *children: Child, **attributes: str | float | bool | None)
     for key, value in attributes.items():
         if value is None or value is False:
             continue
-        attribute = key.rstrip("_").replace("_", "-").replace("viewbox", "viewBox")
+        attribute = key.rstrip("_").replace("_", "-")
+        attribute = attribute.replace("viewbox", "viewBox")
         opening += f" {attribute}"
         if value is not True:
-            opening += f'="{html.escape(text_of(value))}"'
+            escaped = html.escape(text_of(value))
+            opening += f'="{escaped}"'
     if name in VOID:
         return Html(f"{opening}/>")
-    return Html(f"{opening}>{join(*children)}</{name}>")
+    content = join(*children)
+    return Html(f"{opening}>{content}</{name}>")
 
 
 def text_of(value: str | float) -> str:
     """A value as text; coordinates need no more than two decimals."""
     if isinstance(value, str):
         return value.replace("\x00", "\ufffd")
-    return f"{value:.2f}".rstrip("0").rstrip(".")
+    decimals = f"{value:.2f}"
+    return decimals.rstrip("0").rstrip(".")
 
 
 def join(*children: Child) -> Html:
@@ -75,7 +79,8 @@ def data(identifier: str, value: Any) -> Html:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character, escape in _IN_SCRIPT.items():
         text = text.replace(character, escape)
-    return Html(f'<script type="application/json" id="{html.escape(identifier)}">{text}</script>')
+    escaped_id = html.escape(identifier)
+    return Html(f'<script type="application/json" id="{escaped_id}">{text}</script>')
 
 
 # The grammar of the charts: scales, ticks, axes, markers. Colours are classes, so that the page's theme rules them.
@@ -124,7 +129,8 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     if not high > low:
         return [low]
     rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
+    exponent = math.floor(math.log10(rough))
+    power = 10.0**exponent
     candidates = [factor * power for factor in (1, 2, 2.5, 5, 10)]
     step = next(candidate for candidate in candidates if candidate >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
@@ -226,10 +232,13 @@ def marker(x: float, y: float, style: int, tip: str = "", size: float = 4.5) -> 
         return tag("rect", x=left, y=top, width=side, height=side, class_=class_, data_tip=data_tip)
     reach = size * 1.3
     peak = (x, y - reach)
+    left = x - reach
+    right = x + reach
     if shape == 2:
-        corners = [peak, (x + reach, y), (x, y + reach), (x - reach, y)]
+        corners = [peak, (right, y), (x, y + reach), (left, y)]
     else:
-        corners = [peak, (x + reach, y + size), (x - reach, y + size)]
+        foot = y + size
+        corners = [peak, (right, foot), (left, foot)]
     return tag("path", d=_closed_path(corners), class_=class_, data_tip=data_tip)
 
 
@@ -241,12 +250,14 @@ def polyline(points: Sequence[Position], class_: str) -> Html:
 
 def band(upper: Sequence[Position], lower: Sequence[Position], class_: str) -> Html:
     """The area between two lines."""
-    return tag("path", d=_closed_path([*upper, *reversed(lower)]), class_=class_)
+    outline = [*upper, *reversed(lower)]
+    return tag("path", d=_closed_path(outline), class_=class_)
 
 
 def _closed_path(corners: Sequence[Position]) -> str:
     positions = [f"{x:.1f} {y:.1f}" for x, y in corners]
-    return f"M{' L'.join(positions)} Z"
+    steps = " L".join(positions)
+    return f"M{steps} Z"
 
 
 # Sizes are in pixels.
@@ -300,15 +311,19 @@ def _whole_percent(share: float) -> str:
 def forest(groups: Sequence[Group], label: str) -> Html:
     """Shares with their intervals, group by group: dot and whisker, and the figures beside them."""
     longest_label = max((len(group.label) for group in groups), default=0)
-    left = max(170.0, min(400.0, 16 + 7.6 * longest_label))
-    height = _height_of_rows([len(group.rows) for group in groups], ROW_HEIGHT) + 24
+    width_of_labels = 16 + 7.6 * longest_label
+    left = max(170.0, min(400.0, width_of_labels))
+    sizes = [len(group.rows) for group in groups]
+    height = _height_of_rows(sizes, ROW_HEIGHT) + 24
     frame = Frame(left, 4, FIGURES_LEFT, height - 24)
     scale = Scale(0, 1, frame.left, frame.right)
     drawing = grid_x(scale, frame, PERCENTS)
     y = frame.top + GROUP_GAP / 2
     for group in groups:
         middle = y + len(group.rows) * ROW_HEIGHT / 2
-        label_y = middle if group.note else middle + 4
+        label_y = middle
+        if not group.note:
+            label_y = middle + 4
         drawing.append(text(0, label_y, group.label, "row-label"))
         drawing.append(text(0, middle + 15, group.note, "row-note"))
         for row in group.rows:
@@ -333,18 +348,22 @@ def _forest_row(row: ChartRow, y: float, scale: Scale) -> Html:
     tip = f"{row.name}: {percent} % {interval}, n = {estimate.n}, {estimate.method}"
     low = scale(estimate.low)
     high = scale(estimate.high)
-    return tag(
-        "g",
-        horizontal(low, high, y, _styled("whisker", row.style)),
-        marker(scale(estimate.value), y, row.style, tip),
-        text(FIGURE_END, y + 4, percent, "value", "end"),
-        text(WIDE, y + 4, interval, "bounds", "end"),
-    )
+    whisker = horizontal(low, high, y, _styled("whisker", row.style))
+    dot = marker(scale(estimate.value), y, row.style, tip)
+    value = text(FIGURE_END, y + 4, percent, "value", "end")
+    bounds = text(WIDE, y + 4, interval, "bounds", "end")
+    return tag("g", whisker, dot, value, bounds)
 
 
 def _percent_on_axis(share: float) -> str:
     percent = _whole_percent(share)
-    return f"{percent} %" if share == 1 else percent
+    if share == 1:
+        percent += " %"
+    return percent
+
+
+def _number_on_axis(number: float) -> str:
+    return f"{number:g}"
 
 
 def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) -> Html:
@@ -361,7 +380,7 @@ def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) 
     drawing = [grid_y(up, frame, ticks(low, high), _whole_percent)]
     for line in series:
         drawing += _line_over_k(line, across, up)
-    drawing.append(axis_x(across, frame, ks, lambda k: f"{k:g}", "samples k"))
+    drawing.append(axis_x(across, frame, ks, _number_on_axis, "samples k"))
     return canvas(width, height, title, drawing)
 
 
@@ -376,10 +395,14 @@ def _line_over_k(line: Series, across: Scale, up: Scale) -> list[Html]:
         y = up(point.y)
         middle.append((x, y))
         if point.low is not None and point.high is not None:
-            lower.append((x, up(max(point.low, up.low))))
-            upper.append((x, up(min(point.high, up.high))))
-        bounds = f"[{formats.percent(point.low)}, {formats.percent(point.high)}]"
-        tip = f"{line.name}, k = {point.x:g}: {formats.percent(point.y)} % {bounds}"
+            low = max(point.low, up.low)
+            high = min(point.high, up.high)
+            lower.append((x, up(low)))
+            upper.append((x, up(high)))
+        low_percent = formats.percent(point.low)
+        high_percent = formats.percent(point.high)
+        percent = formats.percent(point.y)
+        tip = f"{line.name}, k = {point.x:g}: {percent} % [{low_percent}, {high_percent}]"
         markers.append(marker(x, y, line.style, tip, 3.6))
     interval = band(upper, lower, _styled("band", line.style))
     curve = polyline(middle, _styled("line", line.style))
@@ -408,16 +431,16 @@ def training_curve(
     end_x, end_y = averages[-1]
     _, last_average = smooth[-1]
     last = formats.compact(last_average)
-    drawing = [
-        grid_y(up, frame, ticks(low, high, 3), formats.compact),
-        polyline(every_step, _styled("line faint", style)),
-        polyline(averages, _styled("line", style)),
-        tag("circle", cx=end_x, cy=end_y, r=2.8, class_=_styled("mark", style), data_tip=f"{name}: {last}"),
-        text(end_x + 6, end_y + 4, last, "end-value"),
-        axis_x(across, frame, [first_step, last_step], lambda step: f"{step:g}", ""),
-    ]
-    label = f"{name} by step: from {formats.compact(first_value)} to {last}"
-    return canvas(width, height, label, drawing)
+    tip = f"{name}: {last}"
+    grid = grid_y(up, frame, ticks(low, high, 3), formats.compact)
+    faint_line = polyline(every_step, _styled("line faint", style))
+    line = polyline(averages, _styled("line", style))
+    end_mark = tag("circle", cx=end_x, cy=end_y, r=2.8, class_=_styled("mark", style), data_tip=tip)
+    end_value = text(end_x + 6, end_y + 4, last, "end-value")
+    axis = axis_x(across, frame, [first_step, last_step], _number_on_axis, "")
+    first = formats.compact(first_value)
+    label = f"{name} by step: from {first} to {last}"
+    return canvas(width, height, label, grid, faint_line, line, end_mark, end_value, axis)
 
 
 class Bar(NamedTuple):
@@ -456,7 +479,8 @@ class TurnsGroup(NamedTuple):
 def bars(groups: Sequence[BarGroup], label: str) -> Html:
     """Counts side by side, group by group."""
     left = 230.0
-    height = _height_of_rows([len(group.bars) for group in groups], BAR_HEIGHT) + 6
+    sizes = [len(group.bars) for group in groups]
+    height = _height_of_rows(sizes, BAR_HEIGHT) + 6
     counts = [0]
     for group in groups:
         counts += [bar.number for bar in group.bars]
@@ -488,17 +512,20 @@ def _bar_row(bar: Bar, y: float, scale: Scale) -> list[Html]:
         class_=_styled("bar", bar.style),
         data_tip=f"{bar.name}: {bar.number} ({share} of its wrong answers)",
     )
-    words = f"{formats.count(bar.number)}  ·  {share}"
-    return [rectangle, text(end + 8, y + BAR_HEIGHT / 2 + 3.5, words, "bounds")]
+    count = formats.count(bar.number)
+    figures = text(end + 8, y + BAR_HEIGHT / 2 + 3.5, f"{count}  ·  {share}", "bounds")
+    return [rectangle, figures]
 
 
 def turns(groups: Sequence[TurnsGroup], label: str) -> Html:
     """Mean turns group by group, as dots whose tail ends at the 95th percentile."""
-    height = _height_of_rows([len(group.rows) for group in groups], ROW_HEIGHT) + 38
+    sizes = [len(group.rows) for group in groups]
+    height = _height_of_rows(sizes, ROW_HEIGHT) + 38
     frame = Frame(170.0, 4, FIGURES_LEFT, height - 38)
     longest = 1.0
     for group in groups:
-        longest = max([longest, *(row.p95 for row in group.rows)])
+        for row in group.rows:
+            longest = max(longest, row.p95)
     scale = Scale(0, longest, frame.left, frame.right)
     marks = ticks(0, scale.high, 5)
     drawing = grid_x(scale, frame, marks)
@@ -510,7 +537,7 @@ def turns(groups: Sequence[TurnsGroup], label: str) -> Html:
             drawing += _turns_row(row, y + ROW_HEIGHT / 2, scale)
             y += ROW_HEIGHT
         y += GROUP_GAP
-    drawing.append(axis_x(scale, frame, marks, lambda mark: f"{mark:g}", "turns"))
+    drawing.append(axis_x(scale, frame, marks, _number_on_axis, "turns"))
     return canvas(WIDE, height, label, drawing, class_="wide")
 
 
@@ -518,12 +545,11 @@ def _turns_row(row: TurnsRow, y: float, scale: Scale) -> list[Html]:
     """A system's dot and tail, and its figures beside them."""
     mean = scale(row.mean)
     tip = f"{row.name}: {row.mean:.2f} turns on average, 95 % take at most {row.p95:g}"
-    return [
-        horizontal(mean, scale(row.p95), y, _styled("tail", row.style)),
-        marker(mean, y, row.style, tip),
-        text(FIGURE_END, y + 4, f"{row.mean:.2f}", "value", "end"),
-        text(WIDE, y + 4, f"95 % ≤ {row.p95:g}", "bounds", "end"),
-    ]
+    tail = horizontal(mean, scale(row.p95), y, _styled("tail", row.style))
+    dot = marker(mean, y, row.style, tip)
+    value = text(FIGURE_END, y + 4, f"{row.mean:.2f}", "value", "end")
+    bounds = text(WIDE, y + 4, f"95 % ≤ {row.p95:g}", "bounds", "end")
+    return [tail, dot, value, bounds]
 
 
 def histogram(rates: Sequence[float], label: str) -> Html:
@@ -568,8 +594,11 @@ def _counts_by_rate(rates: Sequence[float]) -> list[tuple[str, int]]:
     counts = Counter(rates)
     if len(counts) <= BINS:
         return [(f"{rate:.2g}", counts[rate]) for rate in sorted(counts)]
-    bins = Counter(min(int(rate * BINS), BINS - 1) for rate in rates)
-    return [(f"{index / BINS:.2f}+", bins[index]) for index in range(BINS)]
+    sizes = [0] * BINS
+    for rate in rates:
+        index = min(int(rate * BINS), BINS - 1)
+        sizes[index] += 1
+    return [(f"{index / BINS:.2f}+", size) for index, size in enumerate(sizes)]
 
 
 class Dot(NamedTuple):
@@ -592,18 +621,20 @@ def cloud(dots: Sequence[Dot], unit: str) -> Html:
     _, highest_cost = around([0, *costs])
     across = Scale(0, highest_cost, frame.left, frame.right)
     up = Scale(0, 1, frame.bottom, frame.top)
-    drawing = [
-        grid_y(up, frame, PERCENTS, _whole_percent),
-        axis_x(across, frame, ticks(0, highest_cost), formats.count, unit),
-    ]
+    grid = grid_y(up, frame, PERCENTS, _whole_percent)
+    axis = axis_x(across, frame, ticks(0, highest_cost), formats.count, unit)
+    drawing = [grid, axis]
     dots_by_style: dict[int, list[Dot]] = {}
     for dot in dots:
-        dots_by_style.setdefault(dot.style, []).append(dot)
+        system_dots = dots_by_style.setdefault(dot.style, [])
+        system_dots.append(dot)
     for style, system_dots in dots_by_style.items():
         positions = [(across(dot.x), up(dot.y)) for dot in system_dots]
         drawing.append(polyline(positions, _styled("line faint", style)))
         for dot, (x, y) in zip(system_dots, positions, strict=True):
-            tip = f"{dot.name}, {dot.label}: {formats.percent(dot.y)} % at {formats.count(dot.x)} {unit}"
+            accuracy = formats.percent(dot.y)
+            cost = formats.count(dot.x)
+            tip = f"{dot.name}, {dot.label}: {accuracy} % at {cost} {unit}"
             drawing.append(marker(x, y, style, tip))
             drawing.append(text(x, y - 8, dot.mark, "tick", "middle"))
     return canvas(width, height, f"EX against {unit}", drawing)

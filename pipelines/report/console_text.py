@@ -37,7 +37,8 @@ def render(table: ReportTable, width: int) -> Group:
     heads = [plain(column.name) for column in table.columns]
     rows = []
     for row in table.rows:
-        rows.append([plain(text) for text in formats.row_texts(table, row)])
+        texts = formats.row_texts(table, row)
+        rows.append(list(map(plain, texts)))
     layout = _upright(table, heads, rows)
     if layout.width() > width:
         layout = _on_its_side(heads, rows)
@@ -67,7 +68,10 @@ class _Layout(NamedTuple):
 
 
 def _upright(table: ReportTable, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> _Layout:
-    return _Layout(heads, rows, ["left" if column.kind == "text" else "right" for column in table.columns])
+    sides: list[JustifyMethod] = []
+    for column in table.columns:
+        sides.append("left" if column.kind == "text" else "right")
+    return _Layout(heads, rows, sides)
 
 
 def _on_its_side(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> _Layout:
@@ -117,9 +121,12 @@ def figures_table(summaries: Mapping[str, Summary], benchmark: str = "") -> Repo
         columns.append(TableColumn("EX, broken as wrong", "percent"))
     rows = []
     for name, summary in summaries.items():
-        majority = summary.points[-1].majority_at if summary.points else None
-        row: list[Cell] = [name, summary.ex.get(summary.equality), summary.sampled, majority]
-        row += [value_of(summary.measured.get("turns")), summary.n_questions]
+        greedy = summary.ex.get(summary.equality)
+        majority: Cell = None
+        if summary.points:
+            majority = summary.points[-1].majority_at
+        turns = value_of(summary.measured.get("turns"))
+        row: list[Cell] = [name, greedy, summary.sampled, majority, turns, summary.n_questions]
         if has_left_out:
             row.append(sum(summary.left_out.values()))
         if has_broken:
@@ -130,7 +137,8 @@ def figures_table(summaries: Mapping[str, Summary], benchmark: str = "") -> Repo
             row.append(summary.ex_with_broken)
         rows.append(tuple(row))
     on_benchmark = f" on {benchmark}" if benchmark else ""
-    title = f"Held-out execution accuracy{on_benchmark}, equality {_equality(summaries)}, 95 % intervals"
+    equality = _equality(summaries)
+    title = f"Held-out execution accuracy{on_benchmark}, equality {equality}, 95 % intervals"
     return ReportTable("figures", title, tuple(columns), tuple(rows))
 
 
@@ -144,13 +152,17 @@ def across(by_benchmark: Mapping[str, Mapping[str, Summary]]) -> ReportTable:
     columns = [TableColumn("system")]
     systems: dict[str, None] = {}
     for benchmark, summaries in by_benchmark.items():
-        columns.append(TableColumn(f"{benchmark} ({_equality(summaries)})", "percent"))
+        equality = _equality(summaries)
+        columns.append(TableColumn(f"{benchmark} ({equality})", "percent"))
         systems |= dict.fromkeys(summaries)
     rows = []
     for system in systems:
         row: list[Cell] = [system]
         for summaries in by_benchmark.values():
-            row.append(value_of(summaries[system].headline) if system in summaries else None)
+            headline: Cell = None
+            if system in summaries:
+                headline = value_of(summaries[system].headline)
+            row.append(headline)
         rows.append(tuple(row))
     return ReportTable("across", "EX greedy, benchmark by benchmark", tuple(columns), tuple(rows))
 
@@ -174,8 +186,12 @@ def _print_line(console: Console, words: str) -> None:
 
 def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN_FLIPS) -> None:
     """Print one comparison: the difference and its tests, then the first `shown` questions that flipped."""
-    width = console.width if console.is_terminal else sys.maxsize
-    for words in (_comparison_in_words(comparison), _tests_in_words(comparison)):
+    width = sys.maxsize
+    if console.is_terminal:
+        width = console.width
+    difference = _comparison_in_words(comparison)
+    tests = _tests_in_words(comparison)
+    for words in (difference, tests):
         folded = textwrap.fill(words, width, break_on_hyphens=False)
         console.print(Text(plain(folded, lines=True)), soft_wrap=True)
     for flip in comparison.flips[:shown]:
@@ -194,20 +210,26 @@ def _comparison_in_words(comparison: Comparison) -> str:
     before = formats.percent(comparison.accuracy_before)
     after = formats.percent(comparison.accuracy_after)
     difference = formats.points(paired.difference)
-    interval = f"[{formats.points(paired.low)},\xa0{formats.points(paired.high)}]"
-    return f"{systems} ({questions}): {before} → {after} %, {difference} points {interval}"
+    low = formats.points(paired.low)
+    high = formats.points(paired.high)
+    return f"{systems} ({questions}): {before} → {after} %, {difference} points [{low},\xa0{high}]"
 
 
 def _tests_in_words(comparison: Comparison) -> str:
     paired = comparison.paired
-    tests = f"sign-flip by {paired.flipped} p {formats.p_value(paired.p_permutation)}"
+    p_sign_flip = formats.p_value(paired.p_permutation)
+    tests = f"sign-flip by {paired.flipped} p {p_sign_flip}"
     if comparison.p_mcnemar is not None:
-        mcnemar = f"McNemar p {formats.p_value(comparison.p_mcnemar)}"
-        tests = f"gained {comparison.gained}, lost {comparison.lost}; {mcnemar}; {tests}"
+        p_mcnemar = formats.p_value(comparison.p_mcnemar)
+        flips = f"gained {comparison.gained}, lost {comparison.lost}"
+        tests = f"{flips}; McNemar p {p_mcnemar}; {tests}"
     if comparison.needed is not None:
-        tests += f"; {formats.count(comparison.needed)} questions would show a difference of this size"
+        needed = formats.count(comparison.needed)
+        tests += f"; {needed} questions would show a difference of this size"
     if comparison.detectable is not None:
-        tests += f", and {formats.count(paired.n)} show one of {formats.percent(comparison.detectable)} points"
+        questions = formats.count(paired.n)
+        detectable = formats.percent(comparison.detectable)
+        tests += f", and {questions} show one of {detectable} points"
     return tests
 
 
@@ -224,7 +246,8 @@ def stage_figures(stage: str, metrics: Mapping[str, float], between: str = "  ")
         if name not in metrics:
             continue
         value = metrics[name]
-        is_whole = float(value).is_integer()
-        digits = f"{value:,.0f}" if is_whole else f"{value:,.4g}"
+        digits = f"{value:,.4g}"
+        if float(value).is_integer():
+            digits = f"{value:,.0f}"
         figures_in_words.append(f"{name}\xa0{digits}")
     return between.join(figures_in_words)

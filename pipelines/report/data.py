@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from pipelines.core.errors import SqltrainError
@@ -79,16 +80,23 @@ class ReportData:
             summaries.append(dataclasses.replace(summary, left_out=system.left_out))
         return tuple(summaries)
 
+    @property
+    def by_system(self) -> list[tuple[System, Summary]]:
+        """Each system with its figures."""
+        return list(zip(self.systems, self.summaries, strict=True))
+
     @functools.cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
         """Each system against the one before it, and the last against the first, greedy and sampled."""
-        pairs = list(zip(self.systems, self.systems[1:], strict=False))
+        pairs = list(itertools.pairwise(self.systems))
         if len(self.systems) > 2:
-            pairs.append((self.systems[0], self.systems[-1]))
+            first = self.systems[0]
+            last = self.systems[-1]
+            pairs.append((first, last))
         comparisons = []
         for old, new in pairs:
+            names = (old.name, new.name)
             for mode in ("greedy", "sampled"):
-                names = (old.name, new.name)
                 comparison = compare(old.records, new.records, self.equality, names, mode, self.seed)
                 if comparison is not None:
                     comparisons.append(comparison)
@@ -104,7 +112,8 @@ def with_texts(data: ReportData, sql: SqlEngine, schema: Callable[[Database], Sc
     schemas: dict[str, str] = {}
     for database in databases:
         with contextlib.suppress(SqltrainError):
-            schemas[database.id] = render(schema(database), "ddl")
+            tables = schema(database)
+            schemas[database.id] = render(tables, "ddl")
     readable = []
     for system in data.systems:
         for record in system.records:
@@ -155,8 +164,10 @@ def report_of_predictions(
     if len(predictions) < len(gold):
         unanswered["no answer in the database"] = len(gold) - len(predictions)
     if verdicts is not None:
-        pairs = zip(verdicts, predictions.values(), strict=True)
-        verdicts = [_verdict_for_report(verdict, text, equalities) for verdict, text in pairs]
+        for_report = []
+        for verdict, text in zip(verdicts, predictions.values(), strict=True):
+            for_report.append(_verdict_for_report(verdict, text, equalities))
+        verdicts = for_report
     schemas = schemas_by_card(sql)
     records = evaluate.evaluate(answers, examples, sql, schemas, equalities, "greedy", verdicts=verdicts)
     system = System(name, tuple(records), tuple(answers), left_out=unanswered)
@@ -166,13 +177,16 @@ def report_of_predictions(
 
 def _example(id: str, query: GoldQuery, databases: Mapping[str, Database]) -> Example:
     """The question of a gold query."""
+    meta: dict[str, str] = {}
+    if query.difficulty:
+        meta["difficulty"] = query.difficulty
     return Example(
         id=id,
         question=query.question,
         database=databases[query.db_id],
         gold_sql=query.sql,
         evidence=query.evidence,
-        meta={"difficulty": query.difficulty} if query.difficulty else {},
+        meta=meta,
     )
 
 

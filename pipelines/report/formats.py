@@ -15,17 +15,25 @@ NONE = "–"
 
 def percent(share: float | None) -> str:
     """A share in percent with one decimal: 0.802 is "80.2"."""
-    return NONE if share is None else f"{100 * share:.1f}"
+    if share is None:
+        return NONE
+    return f"{100 * share:.1f}"
 
 
 def interval(estimate: Estimate | None) -> str:
     """The bounds of an interval in percent: "[76.4, 83.9]"."""
-    return NONE if estimate is None else f"[{percent(estimate.low)}, {percent(estimate.high)}]"
+    if estimate is None:
+        return NONE
+    low = percent(estimate.low)
+    high = percent(estimate.high)
+    return f"[{low}, {high}]"
 
 
 def points(difference: float | None) -> str:
     """A difference of shares in points, with its sign (a true minus): "+3.1"."""
-    return NONE if difference is None else f"{100 * difference:+.1f}".replace("-", "−")
+    if difference is None:
+        return NONE
+    return f"{100 * difference:+.1f}".replace("-", "−")
 
 
 def signed_number(difference: float, unit: float) -> str:
@@ -38,12 +46,16 @@ def p_value(p: float | None) -> str:
     """A p-value to three decimals; below that only that it is."""
     if p is None:
         return NONE
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    if p < 0.001:
+        return "< 0.001"
+    return f"{p:.3f}"
 
 
 def count(number: float | None) -> str:
     """A whole number with thin spaces between thousands."""
-    return NONE if number is None else f"{number:,.0f}".replace(",", "\u202f")
+    if number is None:
+        return NONE
+    return f"{number:,.0f}".replace(",", "\u202f")
 
 
 def mean(number: float | None) -> str:
@@ -63,7 +75,8 @@ def compact(number: float) -> str:
         return "0"
     if abs(number) >= 10_000 or abs(number) < 0.01:
         mantissa, _, exponent = f"{number:.1e}".partition("e")
-        words = f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+        mantissa = mantissa.removesuffix(".0")
+        words = f"{mantissa}e{int(exponent)}"
     elif abs(number) >= 100:
         words = f"{number:.0f}"
     else:
@@ -123,7 +136,9 @@ def show(cell: Cell, kind: Kind) -> str:
     if isinstance(cell, Estimate):
         return f"{percent(cell.value)} {interval(cell)}"
     if isinstance(cell, Paired):
-        return f"{points(cell.difference)} [{points(cell.low)}, {points(cell.high)}]"
+        low = points(cell.low)
+        high = points(cell.high)
+        return f"{points(cell.difference)} [{low}, {high}]"
     if cell is None or isinstance(cell, str):
         return cell or NONE
     shapes: Mapping[Kind, Callable[[float], str]] = {
@@ -138,17 +153,20 @@ def show(cell: Cell, kind: Kind) -> str:
 
 def signed(difference: Paired, unit: float) -> str:
     """A difference with its interval, in a measure's unit: "+3.1 [+0.4, +5.9]"."""
+    mean = signed_number(difference.difference, unit)
     low = signed_number(difference.low, unit)
     high = signed_number(difference.high, unit)
-    return f"{signed_number(difference.difference, unit)} [{low}, {high}]"
+    return f"{mean} [{low}, {high}]"
 
 
 def markdown(table: ReportTable) -> str:
     """A GitHub table under its title."""
-    lines = [f"### {table.title}", ""]
-    lines.append(_markdown_row(column.name.translate(_MARKDOWN) for column in table.columns))
+    heads = [column.name.translate(_MARKDOWN) for column in table.columns]
     rules = [" :--- " if column.kind == "text" else " ---: " for column in table.columns]
-    lines.append(f"|{'|'.join(rules)}|")
+    rule_row = "|".join(rules)
+    lines = [f"### {table.title}", ""]
+    lines.append(_markdown_row(heads))
+    lines.append(f"|{rule_row}|")
     for row in table.rows:
         escaped = []
         for cell, words in zip(row, row_texts(table, row), strict=True):
@@ -163,7 +181,9 @@ def markdown(table: ReportTable) -> str:
 
 
 def _markdown_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(" ".join(cell.split()) for cell in cells) + " |"
+    one_line_cells = [" ".join(cell.split()) for cell in cells]
+    row = " | ".join(one_line_cells)
+    return f"| {row} |"
 
 
 def row_texts(table: ReportTable, row: Iterable[Cell]) -> list[str]:
@@ -176,13 +196,15 @@ def latex(table: ReportTable) -> str:
     """A booktabs table with its caption and label."""
     layout = "".join("l" if column.kind == "text" else "r" for column in table.columns)
     head = _latex_row(column.name for column in table.columns)
-    body = "\n".join(_latex_row(row_texts(table, row)) for row in table.rows)
+    rows = [_latex_row(row_texts(table, row)) for row in table.rows]
+    body = "\n".join(rows)
     caption = table.title
     if table.note:
         caption += f". {table.note}"
+    caption = _latex_text(caption)
     return (
         f"\\begin{{table}}\n\\centering\n\\begin{{tabular}}{{{layout}}}\n\\toprule\n{head}\n\\midrule\n{body}\n"
-        f"\\bottomrule\n\\end{{tabular}}\n\\caption{{{_latex_text(caption)}}}\n\\label{{tab:{table.slug}}}\n"
+        f"\\bottomrule\n\\end{{tabular}}\n\\caption{{{caption}}}\n\\label{{tab:{table.slug}}}\n"
         "\\end{table}\n"
     )
 

@@ -46,7 +46,8 @@ def _environment() -> jinja2.Environment:
 def _content_hash(text: str) -> str:
     """The source expression by which a Content-Security-Policy allows one inline text."""
     digest = hashlib.sha256(text.encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode()}"
+    encoded = base64.b64encode(digest).decode()
+    return f"sha256-{encoded}"
 
 
 def render(template: str, styles: Sequence[str], scripts: Sequence[str], blocks: str = "", **values: Any) -> str:
@@ -54,7 +55,8 @@ def render(template: str, styles: Sequence[str], scripts: Sequence[str], blocks:
     style = _joined_assets(styles)
     script = '"use strict";\n' + _joined_assets(scripts)
     page = _environment().get_template(template)
-    return page.render(style=Html(style), script=Html(script), blocks=Html(blocks), **values).lstrip()
+    text = page.render(style=Html(style), script=Html(script), blocks=Html(blocks), **values)
+    return text.lstrip()
 
 
 def _joined_assets(names: Sequence[str]) -> str:
@@ -114,9 +116,13 @@ def _sections(report: ReportData) -> dict[str, str]:
 def warnings(report: ReportData) -> Iterator[str]:
     """Everything that was left out of the figures, in sentences that stand beside them."""
     yield from report_tables.left_out(report)
-    for system, summary in zip(report.systems, report.summaries, strict=True):
+    for system, summary in report.by_system:
         if summary.n_broken:
-            reasons = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in summary.failures.items())
+            counts = []
+            for name, number in summary.failures.items():
+                failure = name.replace("_", " ")
+                counts.append(f"{number} {failure}")
+            reasons = ", ".join(counts)
             total = len(system.records)
             broken_share = formats.percent(summary.n_broken / total)
             ex_as_wrong = formats.percent(summary.ex_with_broken or 0.0)
@@ -125,7 +131,8 @@ def warnings(report: ReportData) -> Iterator[str]:
                 f"nowhere ({reasons}). Counted as wrong, they would make EX {ex_as_wrong} %."
             )
         if summary.n_unasked:
+            unasked = formats.count(summary.n_unasked)
             yield (
-                f"{system.name}: {formats.count(summary.n_unasked)} episodes were not asked, for all answers to the "
+                f"{system.name}: {unasked} episodes were not asked, for all answers to the "
                 "first questions were malformed. They count as wrong; means of turns and tokens leave them out."
             )

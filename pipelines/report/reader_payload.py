@@ -50,9 +50,11 @@ def payload(data: ReportData) -> Payload:
     details = []
     for episode in held:
         record = episode.record
+        number = question_numbers[record.example_id]
         earlier = greedy.get((episode.system - 1, record.example_id))
-        rows.append(_index_row(episode, question_numbers[record.example_id], earlier, data.equality))
+        rows.append(_index_row(episode, number, earlier, data.equality))
         details.append(_details(episode, data))
+    questions = [data.examples[id] for id in question_numbers]
     index = {
         "equality": data.equality,
         "systems": [system.name for system in data.systems],
@@ -60,7 +62,7 @@ def payload(data: ReportData) -> Payload:
         "levels": HARDNESS_LEVELS,
         "errors": [name.replace("_", " ") for name in ERROR_CLASSES],
         "chunk": CHUNK,
-        "questions": [_question(data.examples[id], data.results) for id in question_numbers],
+        "questions": [_question(question, data.results) for question in questions],
         "schemas": {name: _cut(data.schemas.get(name, "")) for name in sorted(databases)},
         "rows": rows,
         "sql": [_cut(episode.record.final_sql) for episode in held],
@@ -91,7 +93,8 @@ def _episodes(data: ReportData) -> list[_Episode]:
 
     def order(episode: _Episode) -> tuple[int, int, int, int]:
         record = episode.record
-        return MODES.index(record.mode), record.sample, question_order[record.example_id], episode.system
+        question = question_order[record.example_id]
+        return MODES.index(record.mode), record.sample, question, episode.system
 
     return sorted(episodes, key=order)
 
@@ -106,7 +109,9 @@ def _index_row(episode: _Episode, question: int, earlier: EpisodeRecord | None, 
     else:
         verdict = WRONG
     diagnosis = record.wrong(equality)
-    error = ERROR_CLASSES.index(diagnosis.error) if diagnosis is not None else -1
+    error = -1
+    if diagnosis is not None:
+        error = ERROR_CLASSES.index(diagnosis.error)
     return (
         question,
         episode.system,
@@ -141,7 +146,8 @@ def _details(episode: _Episode, data: ReportData) -> dict[str, Any]:
     if diagnosis is not None:
         evidence = _cut(diagnosis.evidence)
         for hint in diagnosis.hints:
-            hints.append([hint.kind.replace("_", " "), _cut(hint.detail)])
+            kind = hint.kind.replace("_", " ")
+            hints.append([kind, _cut(hint.detail)])
     result = data.results.get((record.database, record.final_sql or ""))
     return {
         "turns": turns,
@@ -196,7 +202,8 @@ def _cut(text: str | None) -> str | None:
     """A text at its longest in the reader, with the number of characters that were cut."""
     if text is None or len(text) <= LONGEST_TEXT:
         return text
-    return f"{text[:LONGEST_TEXT]} … ({len(text) - LONGEST_TEXT} more characters)"
+    n_more = len(text) - LONGEST_TEXT
+    return f"{text[:LONGEST_TEXT]} … ({n_more} more characters)"
 
 
 def _preview(preview: Preview | None) -> dict[str, Any] | None:

@@ -1,10 +1,11 @@
 """The charts of an evaluation's report, drawn from its data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipelines.evaluation.measures import Points, curve_points, moving_average
+from pipelines.evaluation.metrics import Spread
 from pipelines.evaluation.slices import Level
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Summary
@@ -59,7 +60,7 @@ class _System(NamedTuple):
 def draw_charts(report: ReportData) -> ReportCharts:
     """All charts of a report."""
     systems = []
-    for style, (system, summary) in enumerate(zip(report.systems, report.summaries, strict=True)):
+    for style, (system, summary) in enumerate(report.by_system):
         systems.append(_System(style, system.name, summary))
     levels = _levels_by_name(systems)
     difficulty = None
@@ -88,9 +89,11 @@ def _chart_rows(systems: Sequence[_System], estimates: Sequence[Estimate | None]
 def _accuracy_chart(equality: str, systems: Sequence[_System]) -> Html:
     greedy = [system.summary.ex.get(equality) for system in systems]
     sampled = [system.summary.sampled for system in systems]
-    groups = [charts.Group("greedy", "one answer a question", _chart_rows(systems, greedy))]
+    greedy_rows = _chart_rows(systems, greedy)
+    groups = [charts.Group("greedy", "one answer a question", greedy_rows)]
     if any(sampled):
-        groups.append(charts.Group("sampled", "mean of the samples", _chart_rows(systems, sampled)))
+        sampled_rows = _chart_rows(systems, sampled)
+        groups.append(charts.Group("sampled", "mean of the samples", sampled_rows))
     return charts.forest(groups, "EX of each system with its 95 % interval")
 
 
@@ -104,7 +107,9 @@ def _levels_by_name(systems: Sequence[_System]) -> dict[str, list[Level | None]]
     return levels_by_name
 
 
-def _accuracy_of(level: Level) -> Estimate | None:
+def _accuracy_of(level: Level | None) -> Estimate | None:
+    if level is None:
+        return None
     return level.ex or level.sampled
 
 
@@ -112,9 +117,11 @@ def _hardness_chart(systems: Sequence[_System], levels_by_name: Mapping[str, Seq
     groups = []
     for name, levels in levels_by_name.items():
         n_questions = max(level.n for level in levels if level is not None)
-        note = "1 question" if n_questions == 1 else f"{n_questions} questions"
-        estimates = [_accuracy_of(level) if level is not None else None for level in levels]
-        groups.append(charts.Group(name, note, _chart_rows(systems, estimates)))
+        note = f"{n_questions} questions"
+        if n_questions == 1:
+            note = "1 question"
+        rows = _chart_rows(systems, list(map(_accuracy_of, levels)))
+        groups.append(charts.Group(name, note, rows))
     return charts.forest(groups, "EX by hardness level with 95 % intervals")
 
 
@@ -124,39 +131,46 @@ def _turns_chart(systems: Sequence[_System], levels_by_name: Mapping[str, Sequen
         rows = []
         for system, level in zip(systems, levels, strict=True):
             if level is not None and level.turns is not None:
-                rows.append(charts.TurnsRow(system.style, system.name, level.turns.mean, level.turns.p95))
+                row = charts.TurnsRow(system.style, system.name, level.turns.mean, level.turns.p95)
+                rows.append(row)
         groups.append(charts.TurnsGroup(name, rows))
     return charts.turns(groups, "Mean turns by hardness level")
 
 
 def _clouds(systems: Sequence[_System]) -> list[NamedChart]:
+    cost_of_unit: dict[str, Callable[[Level], Spread | None]] = {
+        "generated tokens": lambda level: level.tokens_out,
+        "characters of reasoning": lambda level: level.reasoning_chars,
+    }
     clouds = []
-    for unit, attribute in (("generated tokens", "tokens_out"), ("characters of reasoning", "reasoning_chars")):
+    for unit, cost_of in cost_of_unit.items():
         dots = []
         for system in systems:
             for level in system.summary.by_hardness:
-                cost = getattr(level, attribute)
+                cost = cost_of(level)
                 accuracy = _accuracy_of(level)
                 if cost is None or accuracy is None:
                     continue
-                dots.append(
-                    charts.Dot(
-                        style=system.style,
-                        name=system.name,
-                        label=level.name,
-                        mark=LETTERS[level.name],
-                        x=cost.mean,
-                        y=accuracy.value,
-                    )
+                dot = charts.Dot(
+                    style=system.style,
+                    name=system.name,
+                    label=level.name,
+                    mark=LETTERS[level.name],
+                    x=cost.mean,
+                    y=accuracy.value,
                 )
+                dots.append(dot)
         if any(dot.x for dot in dots):
-            clouds.append((unit, charts.cloud(dots, unit)))
+            cloud = charts.cloud(dots, unit)
+            clouds.append((unit, cloud))
     return clouds
 
 
 def _sample_charts(systems: Sequence[_System]) -> list[NamedChart]:
     """The lines of all systems over k, with one range of shares for the three charts."""
-    lines_by_title = {f"{kind}@k": _lines_over_k(systems, kind) for kind in ("pass", "majority", "average")}
+    lines_by_title = {}
+    for kind in ("pass", "majority", "average"):
+        lines_by_title[f"{kind}@k"] = _lines_over_k(systems, kind)
     all_points: list[charts.Point] = []
     for lines in lines_by_title.values():
         for line in lines:
@@ -167,7 +181,11 @@ def _sample_charts(systems: Sequence[_System]) -> list[NamedChart]:
     highest = max(point.high or 0 for point in all_points)
     low = max(0.0, lowest // 0.1 * 0.1)
     high = min(1.0, highest // 0.1 * 0.1 + 0.1)
-    return [(title, charts.curve_over_k(lines, title, low, high)) for title, lines in lines_by_title.items()]
+    drawn = []
+    for title, lines in lines_by_title.items():
+        chart = charts.curve_over_k(lines, title, low, high)
+        drawn.append((title, chart))
+    return drawn
 
 
 def _lines_over_k(systems: Sequence[_System], kind: str) -> list[charts.Series]:
@@ -177,7 +195,8 @@ def _lines_over_k(systems: Sequence[_System], kind: str) -> list[charts.Series]:
         points = []
         for point in system.summary.points:
             estimate = getattr(point, f"{kind}_at")
-            points.append(charts.Point(point.k, estimate.value, estimate.low, estimate.high))
+            chart_point = charts.Point(point.k, estimate.value, estimate.low, estimate.high)
+            points.append(chart_point)
         if points:
             lines.append(charts.Series(system.style, system.name, tuple(points)))
     return lines
@@ -189,7 +208,8 @@ def _errors_chart(systems: Sequence[_System]) -> Html:
         bars = []
         for system in systems:
             counts = system.summary.errors
-            share = counts[error] / max(sum(counts.values()), 1)
+            n_wrong = sum(counts.values())
+            share = counts[error] / max(n_wrong, 1)
             bars.append(charts.Bar(system.style, system.name, counts[error], share))
         label = error.replace("_", " ")
         groups.append(charts.BarGroup(label, ABOUT_ERRORS[error], bars))
@@ -208,8 +228,10 @@ def _training_charts(curves_by_stage: Mapping[str, Sequence[Mapping[str, float]]
         still = []
         for name, points in _logged_curves(steps).items():
             title = name.replace("_", " ")
-            if len({value for _, value in points}) == 1:
-                still.append(f"{title} ({formats.compact(points[0][1])})")
+            distinct_values = {value for _, value in points}
+            if len(distinct_values) == 1:
+                (value,) = distinct_values
+                still.append(f"{title} ({formats.compact(value)})")
                 continue
             smooth = moving_average(points)
             chart = (title, charts.training_curve(points, smooth, name, style))
@@ -217,7 +239,8 @@ def _training_charts(curves_by_stage: Mapping[str, Sequence[Mapping[str, float]]
                 first[name] = chart
             else:
                 rest.append(chart)
-        by_stage[stage] = TrainingCharts([first[name] for name in LEADING_CURVES if name in first], rest, still)
+        leading = [first[name] for name in LEADING_CURVES if name in first]
+        by_stage[stage] = TrainingCharts(leading, rest, still)
     return by_stage
 
 

@@ -48,15 +48,12 @@ def all_tables(data: ReportData) -> Iterator[ReportTable]:
     yield from data.tables
 
 
-def _by_system(data: ReportData) -> list[tuple[System, Summary]]:
-    return list(zip(data.systems, data.summaries, strict=True))
-
-
 def leader(data: ReportData) -> ReportTable:
     """EX of each system: greedy, the mean of its samples, their vote, and the best of k."""
     largest_k = 0
     for summary in data.summaries:
-        largest_k = max([largest_k, *(point.k for point in summary.points)])
+        for point in summary.points:
+            largest_k = max(largest_k, point.k)
     columns = [TableColumn("system"), TableColumn("EX greedy", "estimate")]
     if largest_k:
         columns.append(TableColumn("EX sampled", "estimate", "mean of all samples"))
@@ -64,7 +61,7 @@ def leader(data: ReportData) -> ReportTable:
         columns.append(TableColumn(f"pass@{largest_k}", "estimate"))
     rows: list[tuple[Cell, ...]] = []
     styles = []
-    for style, (system, summary) in enumerate(_by_system(data)):
+    for style, (system, summary) in enumerate(data.by_system):
         row: list[Cell] = [system.name, summary.ex.get(data.equality)]
         if largest_k:
             row.append(summary.sampled)
@@ -72,7 +69,8 @@ def leader(data: ReportData) -> ReportTable:
         rows.append(tuple(row))
         styles.append(style)
         if system.single_turn:
-            single = execution_accuracy(unbroken(system.single_turn), data.equality, data.seed)
+            answered = unbroken(system.single_turn)
+            single = execution_accuracy(answered, data.equality, data.seed)
             empty_cells = (None,) * (len(columns) - 2)
             rows.append((f"{system.name}, at once", single, *empty_cells))
             styles.append(style)
@@ -80,7 +78,8 @@ def leader(data: ReportData) -> ReportTable:
     if any(system.single_turn for system in data.systems):
         notes.append("At once: made to answer without looking.")
     notes += left_out(data)
-    return ReportTable("leader", "Execution accuracy", tuple(columns), tuple(rows), " ".join(notes), tuple(styles))
+    note = " ".join(notes)
+    return ReportTable("leader", "Execution accuracy", tuple(columns), tuple(rows), note, tuple(styles))
 
 
 def _votes_and_best(summary: Summary, k: int) -> tuple[Cell, Cell]:
@@ -94,9 +93,14 @@ def _votes_and_best(summary: Summary, k: int) -> tuple[Cell, Cell]:
 def left_out(data: ReportData) -> list[str]:
     """Which questions could not be asked, in a sentence for each system, or in one for all."""
     notes = [_left_out_note(system) for system in data.systems]
-    if len(set(notes)) == 1:
-        return notes[:1] if notes[0] else []
-    return [f"{system.name}: {note}" for system, note in zip(data.systems, notes, strict=True) if note]
+    distinct_notes = set(notes)
+    if len(distinct_notes) == 1:
+        return list(filter(None, distinct_notes))
+    sentences = []
+    for system, note in zip(data.systems, notes, strict=True):
+        if note:
+            sentences.append(f"{system.name}: {note}")
+    return sentences
 
 
 def _left_out_note(system: System) -> str:
@@ -117,7 +121,7 @@ def equalities(data: ReportData) -> ReportTable | None:
     columns = [TableColumn("system")]
     columns += [TableColumn(name, "estimate") for name in names]
     rows: list[tuple[Cell, ...]] = []
-    for system, summary in _by_system(data):
+    for system, summary in data.by_system:
         estimates = [summary.ex.get(name) for name in names]
         rows.append((system.name, *estimates))
     note = "The same greedy answers under each named equality, in percent."
@@ -139,10 +143,12 @@ def behaviour(data: ReportData) -> ReportTable:
     columns.append(TableColumn("points / 1,000", "mean", about))
     baseline = _efficiency_baseline(data)
     rows: list[tuple[Cell, ...]] = []
-    for index, (system, summary) in enumerate(_by_system(data)):
+    for index, (system, summary) in enumerate(data.by_system):
         gained = None
-        if index and system.training_examples and baseline is not None and summary.headline is not None:
-            gained = data_efficiency(baseline.accuracy, summary.headline.value, system.training_examples)
+        headline = summary.headline
+        examples = system.training_examples if index else None
+        if examples and baseline is not None and headline is not None:
+            gained = data_efficiency(baseline.accuracy, headline.value, examples)
         rows.append((*metric_rows[index], gained))
     note = "Means over the greedy episodes; shares in percent."
     if baseline is not None and any(system.training_examples for system in data.systems[1:]):
@@ -182,7 +188,7 @@ def _metrics(data: ReportData, table: str) -> tuple[list[TableColumn], list[tupl
             names.append(name)
             columns.append(TableColumn(metric.title, metric.unit, metric.about))
     rows: list[tuple[Cell, ...]] = []
-    for system, summary in _by_system(data):
+    for system, summary in data.by_system:
         values = [value_of(summary.measured.get(name)) for name in names]
         rows.append((system.name, *values))
     return columns, rows
@@ -266,9 +272,10 @@ def samples(data: ReportData) -> ReportTable:
     )
     rows: list[tuple[Cell, ...]] = []
     styles = []
-    for style, (system, summary) in enumerate(_by_system(data)):
+    for style, (system, summary) in enumerate(data.by_system):
         for point in summary.points:
-            rows.append((system.name, point.k, point.pass_at, point.majority_at, point.average_at, point.tied))
+            row = (system.name, point.k, point.pass_at, point.majority_at, point.average_at, point.tied)
+            rows.append(row)
             styles.append(style)
     note = "pass@k is the unbiased estimate over all samples; majority@k averages the votes of all k-subsets."
     return ReportTable("samples", "Several samples", columns, tuple(rows), note, tuple(styles))
@@ -290,7 +297,8 @@ def _slices(data: ReportData, heading: str, title: str, attribute: str) -> Repor
     by_system: list[dict[str, Level]] = []
     slice_names: dict[str, None] = {}
     for summary in data.summaries:
-        levels = {level.name: level for level in getattr(summary, attribute)}
+        slices: Sequence[Level] = getattr(summary, attribute)
+        levels = {level.name: level for level in slices}
         by_system.append(levels)
         slice_names |= dict.fromkeys(levels)
     rows: list[tuple[Cell, ...]] = []
@@ -298,20 +306,28 @@ def _slices(data: ReportData, heading: str, title: str, attribute: str) -> Repor
     for slice_name in slice_names:
         for style, (system, levels) in enumerate(zip(data.systems, by_system, strict=True)):
             if slice_name in levels:
-                rows.append(_slice_row(system, levels[slice_name]))
+                level = levels[slice_name]
+                rows.append(_slice_row(system, level))
                 styles.append(style)
     return ReportTable(attribute, title, tuple(columns), tuple(rows), "", tuple(styles))
 
 
 def _slice_row(system: System, level: Level) -> tuple[Cell, ...]:
-    row: list[Cell] = [level.name, system.name, level.n, level.ex, level.sampled]
+    deviation = None
     if level.turns is not None:
-        row += [level.turns.mean, level.turns.std]
-    else:
-        row += [None, None]
-    for cost in (level.tokens_in, level.tokens_out, level.reasoning_chars):
-        row.append(cost.mean if cost is not None else None)
-    return tuple(row)
+        deviation = level.turns.std
+    return (
+        level.name,
+        system.name,
+        level.n,
+        level.ex,
+        level.sampled,
+        value_of(level.turns),
+        deviation,
+        value_of(level.tokens_in),
+        value_of(level.tokens_out),
+        value_of(level.reasoning_chars),
+    )
 
 
 hardness = functools.partial(_slices, heading="hardness", title="By hardness", attribute="by_hardness")
@@ -339,12 +355,15 @@ def thresholds(data: ReportData) -> ReportTable:
             steps = {level: steps_to(points, level, window) for level in levels}
             steps_by_curve[f"{stage}: {title}"] = steps
             reached |= {level for level, step in steps.items() if step is not None}
+    reached_levels = sorted(reached)
     columns = [TableColumn("curve")]
-    columns += [TableColumn(f"{100 * level:.0f} %", "count") for level in sorted(reached)]
+    for level in reached_levels:
+        percent = f"{100 * level:.0f}"
+        columns.append(TableColumn(f"{percent} %", "count"))
     rows: list[tuple[Cell, ...]] = []
-    if reached:
+    if reached_levels:
         for curve, steps in steps_by_curve.items():
-            first_steps = [steps[level] for level in sorted(reached)]
+            first_steps = [steps[level] for level in reached_levels]
             rows.append((curve, *first_steps))
     note = f"The first step at which the mean of {SMOOTH} steps (of one measurement, held out) is so high."
     return ReportTable("thresholds", "Steps to an accuracy", tuple(columns), tuple(rows), note)
@@ -361,9 +380,13 @@ def errors(data: ReportData) -> ReportTable:
         row: list[Cell] = [name.replace("_", " ")]
         for summary in data.summaries:
             n_wrong = sum(summary.errors.values())
-            number = n_wrong if name == "all" else summary.errors[name]
-            row.append(number)
-            row.append(number / n_wrong if n_wrong else None)
+            number = n_wrong
+            if name != "all":
+                number = summary.errors[name]
+            share: Cell = None
+            if n_wrong:
+                share = number / n_wrong
+            row += [number, share]
         rows.append(tuple(row))
     note = "TRUST-SQL, section 3.1; in percent of the system's wrong answers."
     return ReportTable("errors", "Wrong answers by error class", tuple(columns), tuple(rows), note)
@@ -380,7 +403,8 @@ def clues(data: ReportData) -> ReportTable:
     rows: list[tuple[Cell, ...]] = []
     for kind in by_frequency[:COMMON_HINTS]:
         counts = [summary.hints.get(kind, 0) for summary in data.summaries]
-        rows.append((diagnoses.KINDS.get(kind, kind), *counts))
+        clue = diagnoses.KINDS.get(kind, kind)
+        rows.append((clue, *counts))
     note = "A wrong answer can give several."
     n_rarer = len(by_frequency) - COMMON_HINTS
     if n_rarer > 0:
@@ -396,14 +420,17 @@ def verdicts(data: ReportData) -> Iterator[str]:
             if (comparison.before, comparison.after) == (old, new):
                 differences.append(_difference_in_words(comparison))
         if differences:
-            yield f"From {old} to {new}: {'; '.join(differences)}."
+            listed = "; ".join(differences)
+            yield f"From {old} to {new}: {listed}."
 
 
 def _difference_in_words(comparison: Comparison) -> str:
     paired = comparison.paired
     measure = "greedy EX" if comparison.mode == "greedy" else "mean sampled EX"
-    words = f"{formats.points(paired.difference)} points of {measure} "
-    words += f"[{formats.points(paired.low)}, {formats.points(paired.high)}]"
+    difference = formats.points(paired.difference)
+    low = formats.points(paired.low)
+    high = formats.points(paired.high)
+    words = f"{difference} points of {measure} [{low}, {high}]"
     if paired.low <= 0 <= paired.high:
         words += " (may be chance)"
     return words

@@ -19,8 +19,9 @@ def write(data: ReportData, path: Path) -> None:
     """Write the HTML page. The same data gives the same bytes."""
     if not data.systems:
         raise ValueError("a report needs a system")
+    page = document(data)
     # A lone surrogate of a model's text has no UTF-8; written as its escape it is what JSON wants anyway.
-    path.write_text(document(data), encoding="utf-8", errors="backslashreplace")
+    path.write_text(page, encoding="utf-8", errors="backslashreplace")
 
 
 def with_results(data: ReportData) -> ReportData:
@@ -28,27 +29,36 @@ def with_results(data: ReportData) -> ReportData:
     from pipelines.databases import card
     from pipelines.sql.engine import Limits, SqlEngine
 
-    with SqlEngine(Limits(PREVIEW_S), len(os.sched_getaffinity(0)), hidden=card.hidden_names()) as sql:
-        return with_texts(data, sql, schemas_by_card(sql))
+    limits = Limits(PREVIEW_S)
+    workers = len(os.sched_getaffinity(0))
+    hidden = card.hidden_names()
+    with SqlEngine(limits, workers, hidden=hidden) as sql:
+        schemas = schemas_by_card(sql)
+        return with_texts(data, sql, schemas)
 
 
 def write_all(data: ReportData, folder: Path) -> None:
     """Write the page, and the tables into a folder of their own; `folder` exists."""
     write(data, folder / PAGE)
-    (folder / TABLES).mkdir(exist_ok=True)
-    write_tables(data, folder / TABLES)
+    tables = folder / TABLES
+    tables.mkdir(exist_ok=True)
+    write_tables(data, tables)
 
 
 def markdown(data: ReportData) -> str:
     """All tables as GitHub Markdown."""
-    return "\n".join(formats.markdown(table) for table in report_tables.all_tables(data))
+    tables = report_tables.all_tables(data)
+    return "\n".join(map(formats.markdown, tables))
 
 
 def write_tables(data: ReportData, folder: Path) -> None:
     """Write `tables.md`, `tables.tex` (for a paper; it needs booktabs), and each table as CSV with raw values."""
     tables = list(report_tables.all_tables(data))
-    texts = {"tables.md": "\n".join(map(formats.markdown, tables)), "tables.tex": "\n".join(map(formats.latex, tables))}
+    texts: dict[str, str] = {}
+    texts["tables.md"] = "\n".join(map(formats.markdown, tables))
+    texts["tables.tex"] = "\n".join(map(formats.latex, tables))
     for table in tables:
         texts[f"{table.slug}.csv"] = formats.to_csv(table)
     for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+        path = folder / name
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")

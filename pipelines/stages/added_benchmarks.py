@@ -47,7 +47,9 @@ def add_benchmark(
     if called is not None:
         for benchmark in tree["data"].get("test", []):
             benchmark["name"] = slot
-    with tempfile.TemporaryDirectory() as folder, SqlEngine(Limits.of(Execution()), hidden=card.hidden_names()) as sql:
+    limits = Limits.of(Execution())
+    hidden = card.hidden_names()
+    with tempfile.TemporaryDirectory() as folder, SqlEngine(limits, hidden=hidden) as sql:
         health = downloads.examine_download(name, source, Path(folder), sql)
     published = downloads.BENCHMARKS[name]
     for line in _finding_lines(name, health, published):
@@ -60,9 +62,10 @@ def add_benchmark(
         say("the questions differ from those added before: the stages that read them will run again")
     head = f"# {name}, checked: {health.usable:,} of {health.rows:,} questions. Licence: {published.licence}.\n"
     marks = f"{MARK}{health.questions_sha256}\n# databases_sha256: {health.databases_sha256}\n"
+    text = head + marks + yaml_text(tree)
     with writing_to(file):
         local.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, head + marks + yaml_text(tree))
+        write_atomic(file, text)
     say(f"written to {file}; use it with: include=local/{slot}")
     added = {"name": name, "include": f"local/{slot}", "licence": published.licence}
     return {**added, **dataclasses.asdict(health)}
@@ -87,9 +90,11 @@ def _finding_lines(name: str, health: Health, published: BenchmarkDownload) -> I
     if published.databases is not None and health.checked == health.rows:
         yield f"its authors count {published.databases:,} databases"
     for reason, number in health.bad.items():
-        yield f"  {number:,} with {reason.replace('_', ' ')}"
+        reason_in_words = reason.replace("_", " ")
+        yield f"  {number:,} with {reason_in_words}"
     for example in health.shown:
-        yield f"    {shortened(plain(example), LINE_CHARS)}"
+        line = shortened(plain(example), LINE_CHARS)
+        yield f"    {line}"
     is_short = published.questions is not None and health.rows < published.questions
     if published.get and (is_short or "missing_database" in health.bad):
         yield f"what is missing: {published.get}"
@@ -120,6 +125,7 @@ def benchmarks_override(listed: str, say: Callable[[str], None]) -> str:
         if name not in added:
             say(f"no data of {name}, which is left out; get it, and run: sqltrain data add {name} PATH")
     if not added:
-        raise DataError(f"none of {', '.join(names)} is on this machine", "Run: sqltrain data add NAME PATH")
+        wanted = ", ".join(names)
+        raise DataError(f"none of {wanted} is on this machine", "Run: sqltrain data add NAME PATH")
     includes = ", ".join(f"local/{name}" for name in added)
     return f"data.test=[{includes}]"

@@ -58,7 +58,8 @@ def read_latencies(folder: Path) -> Mapping[str, Latency]:
     rows_by_pass: dict[str, list[dict[str, Any]]] = {}
     for row in read_json_lines(folder / TIMING):
         if "pass" in row:
-            rows_by_pass.setdefault(row["pass"], []).append(row)
+            rows_of_pass = rows_by_pass.setdefault(row["pass"], [])
+            rows_of_pass.append(row)
     latencies: dict[str, Latency] = {}
     for pass_name, rows in rows_by_pass.items():
         episodes = sum(row["episodes"] for row in rows)
@@ -75,8 +76,9 @@ def read_latencies(folder: Path) -> Mapping[str, Latency]:
 
 def read_answer_costs(folder: Path) -> dict[str, float]:
     """The costs of an answer of a finished evaluation, as of `answer_costs`."""
-    r_ves = read_json(folder / EFFICIENCY).get("r_ves")
-    return answer_costs(read_latencies(folder), r_ves)
+    efficiency = read_json(folder / EFFICIENCY)
+    latencies = read_latencies(folder)
+    return answer_costs(latencies, efficiency.get("r_ves"))
 
 
 def answer_costs(latencies: Mapping[str, Latency], r_ves: float | None) -> dict[str, float]:

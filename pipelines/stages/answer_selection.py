@@ -61,14 +61,17 @@ def select_answers(
     figures: dict[str, float] = {}
     with sql_engine(recipe) as sql:
         cases = _cases(samples, by_id, sql)
-        asker = Asker.named(selector.removeprefix(MERGE), responses)
+        endpoint = selector.removeprefix(MERGE)
+        asker = Asker.named(endpoint, responses)
         if selector.startswith(MERGE):
             texts = experts.merge_answers(asker, cases, read_schema, sign, sql.execute_many)
             merged = []
-            for question, text in zip(samples, texts, strict=True):
-                merged.append(evaluate.of_prediction(question, text or None, asker.name))
+            for id, text in zip(samples, texts, strict=True):
+                answer = evaluate.of_prediction(id, text or None, asker.name)
+                merged.append(answer)
+            answered = [by_id[id] for id in samples]
             judge = Judge(recipe, sql, read_schema, gold_schemas(gold))
-            selected += judge(SELECTED, "greedy", [by_id[question] for question in samples], merged)
+            selected += judge(SELECTED, "greedy", answered, merged)
         else:
             choices = experts.choose_answers(asker, cases, read_schema, sign)
             for members, choice in zip(samples.values(), choices, strict=True):
@@ -86,7 +89,8 @@ def _unbroken_samples(episodes: Sequence[EvaluatedEpisode]) -> dict[str, list[Ev
     samples: dict[str, list[EvaluatedEpisode]] = {}
     for episode in episodes:
         if episode.pass_name == "sampled" and not episode.record.broken:
-            samples.setdefault(episode.record.example_id, []).append(episode)
+            of_question = samples.setdefault(episode.record.example_id, [])
+            of_question.append(episode)
     return samples
 
 
@@ -95,25 +99,27 @@ def _cases(
 ) -> list[tuple[Example, list[tuple[str, ExecutionResult]]]]:
     """Each question with the SQL and the result of its samples; a different answer of a question runs once."""
     runnable = sorted(_answers_with_sql(samples))
-    jobs = [(by_id[question].database, text) for question, text in runnable]
+    jobs = [(by_id[id].database, text) for id, text in runnable]
     returned = sql.execute_many(jobs)
     results = dict(zip(runnable, returned, strict=True))
     cases = []
-    for question, members in samples.items():
+    for id, members in samples.items():
         candidates = []
         for member in members:
             text = member.record.final_sql or ""
-            result = results.get((question, text), NO_RESULT)
+            result = results.get((id, text), NO_RESULT)
             candidates.append((text, result))
-        cases.append((by_id[question], candidates))
+        question = by_id[id]
+        cases.append((question, candidates))
     return cases
 
 
 def _answers_with_sql(samples: Samples) -> set[tuple[str, str]]:
-    """The different answers of each question that have SQL."""
+    """The different answers of each question that have SQL, behind the question's id."""
     answers: set[tuple[str, str]] = set()
-    for question, members in samples.items():
+    for id, members in samples.items():
         for member in members:
-            if member.record.final_sql:
-                answers.add((question, member.record.final_sql))
+            text = member.record.final_sql
+            if text:
+                answers.add((id, text))
     return answers

@@ -29,7 +29,8 @@ class Answerer:
         assert self.entry is not None
         if not self.entry.price_in and not self.entry.price_out:
             return ""
-        return f"{self.entry.price(latency.bought_in, latency.bought_out):.5f}"
+        price = self.entry.price(latency.bought_in, latency.bought_out)
+        return f"{price:.5f}"
 
     def require_playable(self, questions: Sequence[Example]) -> None:
         """Refuse the oracle for questions without gold SQL."""
@@ -48,7 +49,8 @@ def named_answerer(policy: str) -> Answerer:
     if not policy.startswith(ENDPOINT):
         return Answerer(policy, policy, {"policy": policy})
     entry = endpoint(policy.removeprefix(ENDPOINT))
-    identity = {"endpoint": entry.model_dump(mode="json", include={"base_url", *ANSWER_FIELDS})}
+    deciding_fields = {"base_url", *ANSWER_FIELDS}
+    identity = {"endpoint": entry.model_dump(mode="json", include=deciding_fields)}
     return Answerer(policy, policy, identity, entry.model, entry)
 
 
@@ -59,10 +61,14 @@ def checkpoint_answerer(model: str, folder: Path, recipe: Recipe) -> Answerer:
         model: the name that the user gave: a folder or a GGUF file.
         folder: the plain checkpoint folder of that model.
     """
-    name = Path(model).stem if is_gguf(model) else folder.name
+    name = folder.name
+    if is_gguf(model):
+        name = Path(model).stem
+    digest = folder_digest(folder)
     identity = {
-        "digest": folder_digest(folder),
+        "digest": digest,
         "dtype": recipe.model.compute_dtype,
         "decoder": recipe.rollout.policy,
     }
-    return Answerer(str(folder.resolve()), name, identity, f"checkpoint {identity['digest']}")
+    policy = str(folder.resolve())
+    return Answerer(policy, name, identity, note=f"checkpoint {digest}")

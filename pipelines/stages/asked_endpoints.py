@@ -29,7 +29,8 @@ def asked_endpoints(recipe: Recipe, stage: str) -> Iterator[str | None]:
             yield judge
     elif stage.startswith("evaluate") and recipe.evaluation.selector:
         yield recipe.evaluation.selector.removeprefix(MERGE)
-    if recipe.protocol.name == Ask.name and stage.startswith(("synthesize", "difficulty", "grpo", "evaluate")):
+    makes_episodes = stage.startswith(("synthesize", "difficulty", "grpo", "evaluate"))
+    if makes_episodes and recipe.protocol.name == Ask.name:
         user = recipe.protocol.options.get("user", SCRIPTED)
         if user != SCRIPTED:
             yield user

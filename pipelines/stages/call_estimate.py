@@ -33,7 +33,9 @@ class CallEstimate:
         """The numbers by name, for scripts."""
         figures: dict[str, float] = {"questions": self.questions, "calls": self.calls}
         if self.entry is not None:
-            figures |= {"tokens_in": self.tokens_in, "tokens_out": self.tokens_out, "cost": self.cost}
+            figures["tokens_in"] = self.tokens_in
+            figures["tokens_out"] = self.tokens_out
+            figures["cost"] = self.cost
         return figures
 
     def lines(self, benchmark: str) -> list[str]:
@@ -41,7 +43,9 @@ class CallEstimate:
         episodes = ", ".join(f"{number:,} {name}" for name, number in self.episodes.items())
         lines = [f"{benchmark}: {self.questions:,} questions ({episodes}), at most {self.calls:,} calls"]
         if self.entry is not None:
-            price = f"{self.cost:,.2f} {self.entry.currency}" if self.cost else "its entry has no price"
+            price = "its entry has no price"
+            if self.cost:
+                price = f"{self.cost:,.2f} {self.entry.currency}"
             tokens = f"at most {self.tokens_in:,} tokens in and {self.tokens_out:,} out"
             lines.append(f"{tokens}: {price}; what is answered already is not asked again")
         return lines

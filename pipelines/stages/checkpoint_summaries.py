@@ -15,9 +15,12 @@ def checkpoint_summaries(recipe: Recipe, results: Sequence[StageResult]) -> dict
     summaries: dict[str, dict[str, Summary]] = {}
     for result in results:
         model = result.kind.removeprefix("evaluate_")
-        if model != result.kind and model in EVALUATED_MODELS:
-            values = read_json(result.folder / "summary.json")
-            summary = from_dict(Summary, values)
-            benchmark = seen_by(result.name, recipe).benchmark.name
-            summaries.setdefault(benchmark, {})[EVALUATED_MODELS[model]] = summary
+        is_evaluation = model != result.kind and model in EVALUATED_MODELS
+        if not is_evaluation:
+            continue
+        values = read_json(result.folder / "summary.json")
+        benchmark = seen_by(result.name, recipe).benchmark.name
+        of_benchmark = summaries.setdefault(benchmark, {})
+        when = EVALUATED_MODELS[model]
+        of_benchmark[when] = from_dict(Summary, values)
     return summaries

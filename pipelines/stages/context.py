@@ -111,21 +111,24 @@ def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:
     if part is not None:
         frame = frame.filter(pl.col("part") == part)
     row = pl.col("row").cast(pl.Int64)
-    places = frame.select("id", row)
-    return places.unique("id", keep="first", maintain_order=True).collect()
+    ids_and_rows = frame.select("id", row)
+    first_of_id = ids_and_rows.unique("id", keep="first", maintain_order=True)
+    return first_of_id.collect()
 
 
 def examples_at(folder: Path, rows: Sequence[int]) -> list[Example]:
     """The examples in these rows of the data stage's file, their databases resolved."""
     frame = frames.take(folder / frames.DATA, rows)
-    return resolve_locations(frames.from_frame(frame, Example), folder)
+    as_stored = frames.from_frame(frame, Example)
+    return resolve_locations(as_stored, folder)
 
 
 def each_example(folder: Path, *pools: str) -> Iterator[Example]:
     """The examples of these pools, their databases resolved, of which few are in memory at a time."""
+    in_pools = pl.col("pool").is_in(pools)
     for frame in frames.windows(folder / frames.DATA):
-        of_pools = frame.filter(pl.col("pool").is_in(pools))
-        yield from resolve_locations(frames.from_frame(of_pools, Example), folder)
+        as_stored = frames.from_frame(frame.filter(in_pools), Example)
+        yield from resolve_locations(as_stored, folder)
 
 
 def each_trajectory(path: Path, rows: pl.Series | None = None) -> Iterator[Trajectory]:
@@ -136,7 +139,8 @@ def each_trajectory(path: Path, rows: pl.Series | None = None) -> Iterator[Traje
 
 def trajectories(folder: Path) -> list[Trajectory]:
     """The trajectories that a stage wrote."""
-    return frames.from_frame(frames.read(folder / frames.DATA), Trajectory)
+    frame = frames.read(folder / frames.DATA)
+    return frames.from_frame(frame, Trajectory)
 
 
 @functools.cache

@@ -26,7 +26,8 @@ def build_pools(ctx: Context) -> None:
 
 def build_test(ctx: Context) -> None:
     """Write the same files of the benchmark's questions alone."""
-    write_pools(ctx, [PoolSource("test", 0, ctx.recipe.benchmark)])
+    benchmark = PoolSource("test", 0, ctx.recipe.benchmark)
+    write_pools(ctx, [benchmark])
 
 
 def write_pools(ctx: Context, sources: Sequence[PoolSource]) -> None:

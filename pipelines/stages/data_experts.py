@@ -48,7 +48,8 @@ def ask_experts(recipe: Recipe, folder: Path, responses: Path, pool: str, exampl
         cleaning = experts.clean_pairs(recipe.data.cleaners, responses, questions, schema)
         figures |= cleaning.figures
         for pair in cleaning.dropped:
-            flagged.append(Rejected(pair.example.id, FLAGGED, " / ".join(pair.reasons)))
+            reasons = " / ".join(pair.reasons)
+            flagged.append(Rejected(pair.example.id, FLAGGED, reasons))
         flagged_ids = {row.row for row in flagged}
         questions = [example for example in questions if example.id not in flagged_ids]
     linker = recipe.data.linker
@@ -69,10 +70,15 @@ def ask_experts(recipe: Recipe, folder: Path, responses: Path, pool: str, exampl
         for measure, value in experts.recall(questions, gold).items():
             figures[f"linker_{measure}"] = value
         if pool in TRAINED:
-            questions = [experts.unite_with_gold(one, gold[one.id], schema(one.database)) for one in questions]
+            linked = questions
+            questions = []
+            for question in linked:
+                tables = schema(question.database)
+                united = experts.unite_with_gold(question, gold[question.id], tables)
+                questions.append(united)
     named_databases = {example.id: example.database for example in examples}
     kept = []
     for question in questions:
-        # The database stays as the dataset names it.
-        kept.append(dataclasses.replace(question, database=named_databases[question.id]))
+        database = named_databases[question.id]  # as the dataset names it
+        kept.append(dataclasses.replace(question, database=database))
     return ExpertResult(kept, flagged, figures)

@@ -65,7 +65,8 @@ def _read_source(ctx: Context, pool_source: PoolSource, path: Path) -> SourcePar
         chosen, rejected = base.choose_rows(ids, levels, loaded.quarantine, source, ctx.recipe.seed)
         if len(chosen) < len(written):
             frames.keep(path, chosen)
-        noted = {"rows": len(chosen), "rejected": list(map(dataclasses.astuple, rejected))}
+        rejected_values = [dataclasses.astuple(row) for row in rejected]
+        noted = {"rows": len(chosen), "rejected": rejected_values}
         write_json(note, noted)
     rejected_rows = tuple(Rejected(*row) for row in noted["rejected"])
     return SourcePart(pool, part, source, path, noted["rows"], rejected_rows)
@@ -78,7 +79,8 @@ def _write_examples(ctx: Context, pool_source: PoolSource, examples: Iterable[Ex
     pool, part, source = pool_source
     remaining = iter(examples)
     writer = frames.Writer(path, path.parent)
-    ids_and_levels = [pl.DataFrame(schema={"id": pl.String, "hardness": pl.String})]
+    without_rows = pl.DataFrame(schema={"id": pl.String, "hardness": pl.String})
+    ids_and_levels = [without_rows]
     rows = 0
     while window := list(itertools.islice(remaining, frames.WINDOW)):
         if source.hardness is not None:
@@ -98,4 +100,5 @@ def pool_frame(examples: Sequence[Example], pool: str, part: int) -> pl.DataFram
     """The rows of a pool's examples; all windows have the same columns, also where a column holds no value."""
     pool_columns = {"pool": pool, "part": part}
     frame = frames.to_frame(examples, extra=[pool_columns] * len(examples))
-    return frame.with_columns(pl.col(pl.Null).cast(pl.String))
+    columns_without_value = pl.col(pl.Null)
+    return frame.with_columns(columns_without_value.cast(pl.String))

@@ -42,30 +42,34 @@ def score_difficulty(ctx: Context) -> None:
         chosen = difficulty.select_rl_set_by_parts(sft_pool, rl_pools, settings, ctx.recipe.seed)
     else:
         chosen = difficulty.select_rl_set(pl.concat(scored_pools), settings, ctx.recipe.seed)
-    names = [(name, "balanced") for name in chosen.balanced]
-    names += [(name, "explore") for name in chosen.explore]
     if unscored and not len(scored):
         raise DataError(f"all episodes of {unscored} questions broke: none has a score", "The log says more.")
-    if not names:
+    if not chosen.balanced and not chosen.explore:
         raise DataError(
             f"none of {len(scored)} questions is worth training on: each is always or never solved",
             "Set difficulty.max_pass, or raise difficulty.explore or difficulty.candidates.",
         )
     frames.write(ctx.folder / frames.DATA, scored)
-    selected = pl.DataFrame(names, ["example_id", "set"], orient="row")
+    ids_and_sets = [(id, "balanced") for id in chosen.balanced]
+    ids_and_sets += [(id, "explore") for id in chosen.explore]
+    selected = pl.DataFrame(ids_and_sets, ["example_id", "set"], orient="row")
     frames.write(ctx.folder / "selected.parquet", selected)
-    counts = {"balanced": len(chosen.balanced), "explore": len(chosen.explore), "unscored": unscored}
     figures = difficulty.difficulty_figures(scored, settings.group)
-    ctx.metrics({**counts, **figures})
+    figures["balanced"] = len(chosen.balanced)
+    figures["explore"] = len(chosen.explore)
+    figures["unscored"] = unscored
+    ctx.metrics(figures)
 
 
 def _score_rows(ctx: Context, rows: Sequence[int]) -> pl.DataFrame:
     """A `ScoredQuestion` for each row of the data stage; a question whose episodes all broke has none."""
     shards = Shards(rows, ctx.recipe.rollout.shard, ctx.folder)
     ctx.progress.begin(ctx.stage, len(rows), "questions")
-    with serve_policy(ctx, ctx.checkpoint, not shards.is_complete()) as recipe:
+    is_unfinished = not shards.is_complete()
+    with serve_policy(ctx, ctx.checkpoint, is_unfinished) as recipe:
+        rollout = recipe.rollout
         args = (recipe, ctx.checkpoint, ctx.inputs["data"])
-        shards.run(make_scoring_run, args, recipe.rollout.processes, ctx.progress, recipe.rollout.dask)
+        shards.run(make_scoring_run, args, rollout.processes, ctx.progress, rollout.dask)
     tables = [pl.DataFrame(schema=difficulty.COLUMNS)]
     for index in range(len(shards)):
         scored_questions = shards.read(index)
@@ -83,8 +87,10 @@ def _candidates(ctx: Context) -> list[pl.DataFrame]:
     n_sources = len(ctx.recipe.data.rl)
     pools = [rows_of(data, "rl", part=part) for part in range(n_sources)]
     if settings.explore_parts:
+        sft_pool = pools[0].clear()
         explores_sft = bool(settings.explore_parts[0])
-        sft_pool = _trained_questions(ctx) if explores_sft else pools[0].clear()
+        if explores_sft:
+            sft_pool = _trained_questions(ctx)
         pools.insert(0, sft_pool)
     if settings.candidates is None:
         return pools
@@ -122,7 +128,8 @@ def make_scoring_run(recipe: Recipe, checkpoint: str, data: Path) -> Run:
             for sample in range(recipe.difficulty.group):
                 seed = episode_seed(recipe.seed, question.id, sample)
                 requests.append(EpisodeRequest(question, sample, seed))
-        trajectories = environment.run(scored_policy, requests, RolloutMode.difficulty(recipe))
+        mode = RolloutMode.difficulty(recipe)
+        trajectories = environment.run(scored_policy, requests, mode)
         outcomes = environment.judge(trajectories, questions)
         scored = difficulty.score_questions(outcomes)
         write_lines(path, map(dataclasses.asdict, scored))

@@ -28,7 +28,8 @@ def evaluated_policy(name: str, recipe: Recipe, responses: Path) -> Policy:
     if name == ORACLE:
         from pipelines.rollout.policies.oracle import OraclePolicy
 
-        return OraclePolicy(build_protocol(recipe.protocol), 0.0, schemas(recipe))
+        protocol = build_protocol(recipe.protocol)
+        return OraclePolicy(protocol, 0.0, schemas(recipe))
     if name.startswith(ENDPOINT):
         from pipelines.teachers.policy import OpenAIPolicy
 
@@ -50,6 +51,8 @@ def counter_of_tokens(model: Policy) -> Callable[[], BoughtTokens]:
 
     def take() -> BoughtTokens:
         used = model.asker.take_used()
-        return BoughtTokens(int(used.get("prompt_tokens", 0)), int(used.get("completion_tokens", 0)))
+        bought_in = int(used.get("prompt_tokens", 0))
+        bought_out = int(used.get("completion_tokens", 0))
+        return BoughtTokens(bought_in, bought_out)
 
     return take

@@ -66,12 +66,16 @@ def make_evaluation_run(
         mode = RolloutMode(evaluation_pass.sampling, evaluation_pass.max_turns, evaluation_pass.protocol)
         engine = environment.engine(model, mode)
         trajectories = engine.run(requests)
-        note_latency(timing, evaluation_pass.name, len(trajectories), engine.timing, take_bought())
+        bought_tokens = take_bought()
+        note_latency(timing, evaluation_pass.name, len(trajectories), engine.timing, bought_tokens)
         return trajectories
 
     def answer(questions: Sequence[Example], evaluation_pass: EvaluationPass, timing: Path) -> list[Trajectory]:
         """The trajectories of a pass, kept or new, in the order of questions and samples."""
-        kept = KeptAnswers(None if answers is None else answers / evaluation_pass.answers_key)
+        folder: Path | None = None
+        if answers is not None:
+            folder = answers / evaluation_pass.answers_key
+        kept = KeptAnswers(folder)
         by_question = {question.id: kept.read(question) for question in questions}
         requests = []
         for question in questions:
@@ -81,10 +85,16 @@ def make_evaluation_run(
                     requests.append(EpisodeRequest(question, sample, seed))
         if requests:
             for trajectory in play(requests, evaluation_pass, timing):
-                by_question[trajectory.example_id][trajectory.sample] = trajectory
-        for question in {request.example.id: request.example for request in requests}.values():
+                by_sample = by_question[trajectory.example_id]
+                by_sample[trajectory.sample] = trajectory
+        requested = {request.example.id: request.example for request in requests}
+        for question in requested.values():
             kept.write(question, by_question[question.id])
-        return [by_question[question.id][sample] for question in questions for sample in range(evaluation_pass.samples)]
+        trajectories: list[Trajectory] = []
+        for question in questions:
+            by_sample = by_question[question.id]
+            trajectories += (by_sample[sample] for sample in range(evaluation_pass.samples))
+        return trajectories
 
     def run(questions: Sequence[Any], path: Path) -> str:
         timing = path.parent.parent / TIMING
@@ -93,7 +103,9 @@ def make_evaluation_run(
             trajectories = answer(questions, evaluation_pass, timing)
             episodes += judge(evaluation_pass.name, evaluation_pass.mode, questions, trajectories)
         write_lines(path, (episode.shard_row() for episode in episodes))
-        scores = [episode.record.score(recipe.headline) for episode in episodes if episode.pass_name == "greedy"]
-        return f"greedy {100 * sum(scores) / max(1, len(scores)):.0f} %"
+        greedy = [episode.record for episode in episodes if episode.pass_name == "greedy"]
+        total = sum(record.score(recipe.headline) for record in greedy)
+        percent = 100 * total / max(1, len(greedy))
+        return f"greedy {percent:.0f} %"
 
     return run

@@ -39,32 +39,43 @@ def _write_episodes(folder: Path, episodes: Sequence[EvaluatedEpisode]) -> None:
     with_trajectory = [episode for episode in episodes if episode.pass_name != SINGLE_TURN]
     trajectories = [episode.trajectory for episode in with_trajectory]
     pass_names = [{"pass": episode.pass_name} for episode in with_trajectory]
-    frames.write(folder / frames.DATA, frames.to_frame(trajectories, extra=pass_names))
-    write_lines(folder / RECORDS, (episode.record_row() for episode in episodes))
+    frame = frames.to_frame(trajectories, extra=pass_names)
+    frames.write(folder / frames.DATA, frame)
+    rows = (episode.record_row() for episode in episodes)
+    write_lines(folder / RECORDS, rows)
 
 
 def _write_figures(ctx: Context, episodes: Sequence[EvaluatedEpisode], selector_figures: Mapping[str, float]) -> None:
     """Write `summary.json`, and the stage's metrics."""
     recipe = ctx.recipe
     settings = recipe.evaluation
+    evaluated = _records_of(episodes, "greedy", "sampled")
+    voting_rule = Rule.of(settings)
+    summary = summarise(evaluated, recipe.headline, settings.ks, voting_rule, recipe.seed, settings.metrics)
+    left_out = count_left_out(ctx.inputs["test"])
+    summary = dataclasses.replace(summary, left_out=left_out)
+    write_json(ctx.folder / "summary.json", to_dict(summary))
+    metrics = summary.headline_figures() | summary.flat()
+    metrics |= selector_figures
+    metrics |= _accuracies_of_other_passes(recipe, episodes)
+    ctx.metrics(metrics)
+
+
+def _accuracies_of_other_passes(recipe: Recipe, episodes: Sequence[EvaluatedEpisode]) -> dict[str, float]:
+    """The accuracy of answers that were given at once, and of answers that a selector chose."""
     at_once = _records_of(episodes, SINGLE_TURN)
-    other_answers = {
+    records_by_name = {
         "ex_at_once": at_once,
         "ex_at_once_probe": [record for record in at_once if record.needs_probe],
         "ex_selected": _records_of(episodes, SELECTED),
     }
-    more_figures = dict(selector_figures)
-    for name, records in other_answers.items():
+    figures: dict[str, float] = {}
+    for name, records in records_by_name.items():
         answered = unbroken(records)
         accuracy = execution_accuracy(answered, recipe.headline, recipe.seed)
         if accuracy is not None:
-            more_figures |= accuracy.named(name)
-    evaluated = _records_of(episodes, "greedy", "sampled")
-    left_out = count_left_out(ctx.inputs["test"])
-    figures = summarise(evaluated, recipe.headline, settings.ks, Rule.of(settings), recipe.seed, settings.metrics)
-    figures = dataclasses.replace(figures, left_out=left_out)
-    write_json(ctx.folder / "summary.json", to_dict(figures))
-    ctx.metrics({**figures.headline_figures(), **figures.flat(), **more_figures})
+            figures |= accuracy.named(name)
+    return figures
 
 
 def _write_efficiency(
@@ -76,15 +87,17 @@ def _write_efficiency(
     """
     with_gold = {question.id: question for question in questions if question.gold_sql}
     greedy = unbroken(_records_of(episodes, "greedy"))
-    pairs = [
-        Pair.of(with_gold[record.example_id], record.final_sql) for record in greedy if record.example_id in with_gold
-    ]
+    pairs = []
+    for record in greedy:
+        if record.example_id in with_gold:
+            question = with_gold[record.example_id]
+            pairs.append(Pair.of(question, record.final_sql))
     if not pairs:
         return
     with sql_engine(recipe, workers=1) as sql:  # two queries at a time would time each other
         verdicts = sql.verdicts(pairs, ["r_ves"])
-    value = r_ves([verdict.scores["r_ves"] for verdict in verdicts])
-    write_json(folder / EFFICIENCY, {"r_ves": value})
+    rewards = [verdict.scores["r_ves"] for verdict in verdicts]
+    write_json(folder / EFFICIENCY, {"r_ves": r_ves(rewards)})
 
 
 def _records_of(episodes: Sequence[EvaluatedEpisode], *pass_names: str) -> list[EpisodeRecord]:

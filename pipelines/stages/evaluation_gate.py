@@ -31,7 +31,8 @@ def parse_bounds(texts: Sequence[str]) -> dict[str, float]:
         try:
             bounds[name] = float(value)
         except ValueError:
-            raise UserError(f"--at-least {' '.join(texts)}", "Pass METRIC=VALUE, such as ex=0.80.") from None
+            option = " ".join(texts)
+            raise UserError(f"--at-least {option}", "Pass METRIC=VALUE, such as ex=0.80.") from None
     return bounds
 
 
@@ -45,7 +46,8 @@ def check_gate(unscored: Sequence[str], gated: Iterable[StageResult], bounds: Ma
     """
     if unscored:
         return GateVerdict(tuple(unscored), ())
-    return GateVerdict((), tuple(_low_lines(gated, bounds)))
+    low = _low_lines(gated, bounds)
+    return GateVerdict((), tuple(low))
 
 
 def unscored_lines(results: Iterable[StageResult]) -> list[str]:
@@ -76,9 +78,9 @@ def _low_lines(results: Iterable[StageResult], bounds: Mapping[str, float]) -> l
     for result in results:
         for name, bound in bounds.items():
             if name not in result.metrics:
-                figures = [figure for figure in result.metrics if not figure.endswith(("_low", "_high"))]
-                figures.sort()
-                hint = f"There are: {', '.join(figures)}."
+                known = [figure for figure in result.metrics if not figure.endswith(("_low", "_high"))]
+                listed = ", ".join(sorted(known))
+                hint = f"There are: {listed}."
                 raise UserError(f"--at-least {name}: the evaluation has no such figure", hint)
             value = result.metrics[name]
             if not value >= bound:  # NaN is below every bound

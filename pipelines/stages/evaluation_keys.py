@@ -40,13 +40,16 @@ def evaluation_facts(recipe: Recipe, store: Store, answerer: Answerer) -> Evalua
     with contextlib.suppress(RecipeError):  # a protocol without a form that asks for an answer in one turn
         at_once, _ = single_turn(recipe.protocol)
         protocols.append(at_once)
+    options: dict[str, Any] = {}
+    if has_plugin_policy:
+        options = recipe.rollout.options
     answers = {
         "policy": answerer.identity,
         "recipe": asking,
         "prompts": [prompt_digest(protocol) for protocol in protocols],
         "version": VERSIONS["evaluate_model"],
         "plugins": code,
-        "options": recipe.rollout.options if has_plugin_policy else {},
+        "options": options,
         "user": endpoint_fingerprints(asking_recipe, "evaluate_model"),
         "cards": cards(recipe.data.test[:1], store.root),
     }

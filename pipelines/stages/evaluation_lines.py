@@ -49,7 +49,8 @@ def result_lines(
     Args:
         records: the greedy and the sampled ones.
     """
-    lines = [*_malformed_warning(records, recipe, answerer), *_selection_line(recipe, metrics)]
+    lines = _malformed_warning(records, recipe, answerer)
+    lines += _selection_line(recipe, metrics)
     latencies = read_latencies(folder)
     efficiency = read_json(folder / EFFICIENCY)
     if efficiency:
@@ -58,7 +59,9 @@ def result_lines(
         lines.append(f"latency ({name})  {latency.total_s:.2f} s a question, {latency.sql_s:.2f} s of it in SQL")
         if answerer.entry is not None:
             price = answerer.price(latency)
-            cost = f"{price} {answerer.entry.currency} a question" if price else "its entry has no price"
+            cost = "its entry has no price"
+            if price:
+                cost = f"{price} {answerer.entry.currency} a question"
             tokens = f"{latency.bought_in:,.0f} tokens in, {latency.bought_out:,.0f} out"
             lines.append(f"cost ({name})  {cost}: {tokens}")
     lines.append(f"report  {folder / writer.PAGE}")
@@ -68,7 +71,8 @@ def result_lines(
 def _malformed_warning(records: Sequence[EpisodeRecord], recipe: Recipe, answerer: Answerer) -> list[str]:
     """A line if no answer was well-formed or ran."""
     unbroken = [record for record in records if not record.broken]
-    if not unbroken or any(record.well_formed or record.executable for record in unbroken):
+    some_well_formed = any(record.well_formed or record.executable for record in unbroken)
+    if not unbroken or some_well_formed:
         return []
     protocol = f"{recipe.protocol.name} (prompt {recipe.protocol.prompt})"
     return [f"warning: every answer was malformed: does {answerer.name} speak the protocol {protocol} ?"]

@@ -43,5 +43,6 @@ def passes(recipe: Recipe) -> list[EvaluationPass]:
         evaluation_passes.append(sampled)
     if settings.forced_single_turn:
         at_once, cap = single_turn(protocol)
-        evaluation_passes.append(EvaluationPass(SINGLE_TURN, "greedy", at_once, greedy, cap, samples=1))
+        single = EvaluationPass(SINGLE_TURN, "greedy", at_once, greedy, cap, samples=1)
+        evaluation_passes.append(single)
     return evaluation_passes

@@ -62,15 +62,19 @@ def open_evaluation(request: EvaluationRequest, say: Callable[[str], None]) -> O
         _, store = split_store(words, request.store_folder)
         checkpoint = model_folder(request.model, store, say)
     recipe, store = open_recipe(request.recipe, words, request.store_folder, checkpoint)
-    more = _overrides_by_recipe(request, recipe)
-    if more:
-        recipe, store = open_recipe(request.recipe, [*words, *more], request.store_folder, checkpoint)
+    further_words = _overrides_by_recipe(request, recipe)
+    if further_words:
+        words += further_words
+        recipe, store = open_recipe(request.recipe, words, request.store_folder, checkpoint)
     if request.model is None:
-        return OpenedEvaluation(recipe, store, None, _checkpoint_steps(request, recipe, store, say))
+        steps = _checkpoint_steps(request, recipe, store, say)
+        return OpenedEvaluation(recipe, store, None, steps)
     check_prompts(recipe.protocol, recipe.evaluation.forced_single_turn)
     if checkpoint is None:
-        return OpenedEvaluation(recipe, store, named_answerer(request.model))
-    return OpenedEvaluation(recipe, store, checkpoint_answerer(request.model, checkpoint, recipe))
+        answerer = named_answerer(request.model)
+    else:
+        answerer = checkpoint_answerer(request.model, checkpoint, recipe)
+    return OpenedEvaluation(recipe, store, answerer)
 
 
 def _checkpoint_steps(
@@ -79,14 +83,17 @@ def _checkpoint_steps(
     """The stages that evaluate the recipe's own checkpoints; one's own questions start no training."""
     if request.questions is None:
         steps = graph.plan(recipe, store, "evaluate")
-        untrained = [step.name for step in steps if step.name in graph.TRAINING and not step.cached]
+        to_make = [step.name for step in steps if not step.cached]
+        untrained = [name for name in to_make if name in graph.TRAINING]
         if untrained:
-            say(f"not in the store, so trained first: {', '.join(untrained)}")
+            listed = ", ".join(untrained)
+            say(f"not in the store, so trained first: {listed}")
         return steps
     trained, _ = open_recipe(request.recipe, request.overrides, request.store_folder)
     planned = plan_without_training(trained, recipe, store)
     if planned.untrained:
-        say(f"not in the store, so not evaluated: {', '.join(planned.untrained)}")
+        listed = ", ".join(planned.untrained)
+        say(f"not in the store, so not evaluated: {listed}")
     return planned.steps
 
 
@@ -104,19 +111,25 @@ def _question_overrides(request: EvaluationRequest) -> list[str]:
     if not path.is_file():
         hint = "--questions takes JSON lines, or CSV with a header."
         raise UserError(f"there is no file {request.questions}", hint)
-    kind = kind_of(request.questions)
-    source: dict[str, Any] = {"name": "questions", "kind": kind, "path": str(path.resolve())}
+    source: dict[str, Any] = {"name": "questions"}
+    source["kind"] = kind_of(request.questions)
+    source["path"] = str(path.resolve())
     if request.database is not None:
-        source["options"] = {"database": named.find(request.database).address}
-    return [f"data.test={json.dumps([source])}"]
+        database = named.find(request.database)
+        source["options"] = {"database": database.address}
+    sources = json.dumps([source])
+    return [f"data.test={sources}"]
 
 
 def _overrides_by_recipe(request: EvaluationRequest, recipe: Recipe) -> list[str]:
     """Overrides that depend on the recipe: the limit of each benchmark, and the schema of one's own database."""
     words = []
     if request.limit is not None:
-        words += [f"data.test.{place}.count={request.limit}" for place in range(len(recipe.data.test))]
+        for index in range(len(recipe.data.test)):
+            words.append(f"data.test.{index}.count={request.limit}")
     if request.questions is not None and recipe.data.linker is None:
         # `ask` and `serve` show a long schema in part, too.
-        words += ["data.linker=fit", f"data.linker_tokens={served_tokens(recipe)}"]
+        tokens = served_tokens(recipe)
+        words.append("data.linker=fit")
+        words.append(f"data.linker_tokens={tokens}")
     return words

@@ -10,8 +10,15 @@ def build(ctx: Context) -> None:
     """Evaluate the newest model before this stage on the questions of the benchmark."""
     is_trained = "sft" in ctx.inputs or "grpo" in ctx.inputs
     if not is_trained and ctx.recipe.model.source == "tiny":
-        # Random weights ramble to the token limit: one greedy pass is enough.
-        settings = ctx.recipe.evaluation.model_copy(update={"samples": 0, "forced_single_turn": False})
-        ctx = dataclasses.replace(ctx, recipe=ctx.recipe.model_copy(update={"evaluation": settings}))
+        ctx = _with_one_greedy_pass(ctx)
     questions = examples(ctx.inputs["test"], "test")
-    evaluate_questions(ctx, questions, ctx.checkpoint, ctx.inputs.get("test_schema"))
+    gold_schemas = ctx.inputs.get("test_schema")
+    evaluate_questions(ctx, questions, ctx.checkpoint, gold_schemas)
+
+
+def _with_one_greedy_pass(ctx: Context) -> Context:
+    """The context of a model of random weights: it rambles to the token limit, so one greedy pass is enough."""
+    recipe = ctx.recipe
+    settings = recipe.evaluation.model_copy(update={"samples": 0, "forced_single_turn": False})
+    recipe = recipe.model_copy(update={"evaluation": settings})
+    return dataclasses.replace(ctx, recipe=recipe)

@@ -35,7 +35,8 @@ def read_texts(folder: Path, passes: Sequence[str]) -> EvaluationTexts:
     for pass_name in passes:
         of_pass = frame.filter(pl.col("pass") == pass_name)
         trajectories += frames.from_frame(of_pass, Trajectory)
-    return EvaluationTexts(tuple(trajectories), tuple(_read_questions(folder)))
+    questions = _read_questions(folder)
+    return EvaluationTexts(tuple(trajectories), tuple(questions))
 
 
 def _read_questions(folder: Path) -> list[Example]:
@@ -61,11 +62,12 @@ def _read_questions(folder: Path) -> list[Example]:
 def write_texts(folder: Path, questions: Sequence[Example], system: System) -> None:
     """Write the files of `read_texts` for a system of greedy answers that lies in no store."""
     passes = [{"pass": "greedy"}] * len(system.trajectories)
-    frames.write(folder / frames.DATA, frames.to_frame(system.trajectories, extra=passes))
+    frame = frames.to_frame(system.trajectories, extra=passes)
+    frames.write(folder / frames.DATA, frame)
     with_absolute_paths = []
     for question in questions:
-        location = str(Path(question.database.location).resolve())
-        database = dataclasses.replace(question.database, location=location)
+        location = Path(question.database.location).resolve()
+        database = dataclasses.replace(question.database, location=str(location))
         with_absolute_paths.append(dataclasses.replace(question, database=database))
     write_jsonl(folder / QUESTIONS, with_absolute_paths)
 
@@ -75,7 +77,8 @@ def count_left_out(test: Path) -> dict[str, int]:
     reasons: Counter[str] = Counter()
     for row in read_json_lines(test / QUARANTINE):
         if row["pool"] == "test" and row.get("chosen", True):
-            reasons[str(row["reason"]).replace("_", " ")] += 1
+            reason = str(row["reason"]).replace("_", " ")
+            reasons[reason] += 1
     return dict(reasons.most_common())
 
 

@@ -49,9 +49,8 @@ def filter_trajectories(ctx: Context) -> None:
     ctx.metrics(figures)
     if not n_kept:
         commonest = next(iter(quality["left_out"]), "there were none")
-        raise DataError(
-            f"none of {len(selected)} trajectories is kept; most often: {commonest}", f"See {ctx.folder / QUARANTINE}."
-        )
+        message = f"none of {len(selected)} trajectories is kept; most often: {commonest}"
+        raise DataError(message, f"See {ctx.folder / QUARANTINE}.")
 
 
 def _read_checked(shards: Shards[int]) -> pl.DataFrame:
@@ -96,7 +95,8 @@ def _write_dataset_card(ctx: Context, source: Path, selected: pl.DataFrame, kept
     distance = max(1, -(-len(kept_rows) // SAMPLED))
     sampled_rows = kept_rows.gather_every(distance)
     trajectories = each_trajectory(source, sampled_rows)
-    quality = card.quality(selected, similarity.distinct_2(trajectories))
+    distinct_pairs = similarity.distinct_2(trajectories)
+    quality = card.quality(selected, distinct_pairs)
     write_json(ctx.folder / "quality.json", quality)
     leakage = read_json(ctx.inputs["data"] / LEAKAGE)
     costs = read_json(ctx.inputs["synthesize"] / COSTS)
@@ -115,8 +115,11 @@ def make_judging_run(recipe: Recipe, source: Path, data: Path, places: Path) -> 
     question_rows = np.load(places, mmap_mode="r")
 
     def run(rows: Sequence[Any], path: Path) -> str:
-        trajectories = frames.from_frame(frames.take(source, rows), Trajectory)
-        neighbours = question_rows[rows[0] : rows[-1] + 1]  # few more than the rows themselves
+        taken = frames.take(source, rows)
+        trajectories = frames.from_frame(taken, Trajectory)
+        first_row = rows[0]
+        last_row = rows[-1]
+        neighbours = question_rows[first_row : last_row + 1]  # few more than the rows themselves
         needed = sorted(set(neighbours.tolist()))
         by_id = {example.id: example for example in examples_at(data, needed)}
         outcomes = environment.judge(trajectories, by_id.values(), reads={"level"})

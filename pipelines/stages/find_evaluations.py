@@ -52,11 +52,13 @@ def compare_runs(
     """The runs at these paths under one equality, the runs themselves, and the common names of each one's questions."""
     if len(paths) < 2:
         raise DataError("a comparison needs two runs", HINT)
-    runs = _with_distinct_names(_main_runs_first([load_runs(path) for path in paths]))
+    by_path = [load_runs(path) for path in paths]
+    runs = _with_distinct_names(_main_runs_first(by_path))
     records_by_run = [(*run.records, *run.single_turn) for run in runs]
     names = paired_comparison.common_names(records_by_run)
     systems = tuple(map(_renamed_system, runs, names))
-    data = ReportData("comparison", choose_equality(runs, equality), systems, examples={})
+    common_equality = choose_equality(runs, equality)
+    data = ReportData("comparison", common_equality, systems, examples={})
     if not data.comparisons:
         raise DataError("the runs share no question", "Compare evaluations of the same benchmark.")
     return data, runs, names
@@ -112,8 +114,9 @@ def add_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[Q
             trajectories = ()
         systems.append(dataclasses.replace(system, trajectories=trajectories))
         for example in texts.examples:
-            if example.id in run_names:
-                examples.setdefault(run_names[example.id], example)
+            common_name = run_names.get(example.id)
+            if common_name is not None:
+                examples.setdefault(common_name, example)
     with_examples = dataclasses.replace(data, systems=tuple(systems), examples=examples)
     if not examples:
         return with_examples
@@ -126,12 +129,15 @@ def load_runs(run: str) -> list[EvaluationRun]:
     if not equals:
         location = run
     path = Path(location).expanduser()
-    file = path / RECORDS if path.is_dir() else path
+    file = path
+    if path.is_dir():
+        file = path / RECORDS
     if not file.is_file():
         raise DataError(f"no records at {file}", HINT)
     by_pass = _read_passes(file)
+    known_passes = (*MAIN_PASSES, SINGLE_TURN, SELECTED)
     for pass_name, unread in by_pass.items():
-        if pass_name not in (*MAIN_PASSES, SINGLE_TURN, SELECTED):
+        if pass_name not in known_passes:
             log.warning("%s: %d records of the pass %r are not read", file, len(unread), pass_name)
     title = name if equals else _title(path.resolve())
     records: list[EpisodeRecord] = []
@@ -180,7 +186,8 @@ def _read_passes(file: Path) -> dict[str, list[EpisodeRecord]]:
         if set(record.scores) != equalities:
             raise DataError(f"{file}, line {number} has verdicts under other equalities than the lines before", HINT)
         pass_name = str(row.get("pass", record.mode))
-        by_pass.setdefault(pass_name, []).append(record)
+        of_pass = by_pass.setdefault(pass_name, [])
+        of_pass.append(record)
     return by_pass
 
 
@@ -193,7 +200,8 @@ def _title(path: Path) -> str:
     stage = path.parent.name
     try:
         manifest = Store(path.parent.parent).manifest(stage, path.name)
-        return f"{manifest.get('name', stage)} {path.name[:6]}"
+        name = manifest.get("name", stage)
+        return f"{name} {path.name[:6]}"
     except (AttributeError, *UNREADABLE):
         raise DataError(f"{path / MANIFEST} is damaged", HINT) from None
 
@@ -220,7 +228,8 @@ def _read_side_files(folder: Path) -> SideFiles:
         summary = read_json(folder / "summary.json")
         efficiency = read_json(folder / EFFICIENCY)
         fields = {name: summary[name] for name in ("equality", "left_out") if name in summary}
-        facts = from_dict(FolderFacts, {**fields, "r_ves": efficiency.get("r_ves")})
+        fields["r_ves"] = efficiency.get("r_ves")
+        facts = from_dict(FolderFacts, fields)
         timing = read_latencies(folder)
     except DAMAGED_FOLDER as error:
         raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
@@ -235,15 +244,20 @@ def _read_side_files(folder: Path) -> SideFiles:
 def choose_equality(runs: Sequence[EvaluationRun], wanted: str | None) -> str:
     """The equality to compare under: the wanted one, the first run's headline, or the first that all share."""
     names_by_run = [run.records[0].scores.keys() for run in runs]
-    shared = [name for name in names_by_run[0] if all(name in names for names in names_by_run)]
+    shared = []
+    for name in names_by_run[0]:
+        if all(name in names for names in names_by_run):
+            shared.append(name)
     equality = wanted
     if not equality and runs[0].equality in shared:
         equality = runs[0].equality
     elif not equality and shared:
         equality = shared[0]
     if equality is None or equality not in shared:
+        missing = equality or "a common equality"
+        listed = ", ".join(shared) or "none"
         raise DataError(
-            f"not every run was evaluated under {equality or 'a common equality'}",
-            f"All have: {', '.join(shared) or 'none'}. Choose one with --equality, or evaluate again.",
+            f"not every run was evaluated under {missing}",
+            f"All have: {listed}. Choose one with --equality, or evaluate again.",
         )
     return equality

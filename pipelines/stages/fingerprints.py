@@ -32,10 +32,11 @@ class Digests:
     """Digests of files, remembered in a store by (path, size, modification time): gigabytes are read once."""
 
     def __init__(self, store: Path | None) -> None:
-        self._path = None if store is None else store / CACHE
+        self._path: Path | None = None
         self._known: dict[str, Any] = {}
         self._new: dict[str, Any] = {}
-        if self._path is not None:
+        if store is not None:
+            self._path = store / CACHE
             with contextlib.suppress(DataError):  # Ignore a corrupt digest cache; it is rebuilt.
                 self._known = read_json(self._path)
 
@@ -61,7 +62,8 @@ class Digests:
         is_settled = False
         if path.is_file():
             file_key, is_settled = self._cache_key(path)
-            cache_key = f"files|{digest([source.kind, source.options, source.corrections])}|{file_key}"
+            reader = digest([source.kind, source.options, source.corrections])
+            cache_key = f"files|{reader}|{file_key}"
             if cache_key in self._known:
                 return [Path(file) for file in self._known[cache_key]]
         named_files = base.files(source)
@@ -84,8 +86,9 @@ class Digests:
     def _cache_key(path: Path) -> tuple[str, bool]:
         """The key of a file in the cache, and whether its modification time is old enough to stand for its bytes."""
         status = path.stat()
-        is_settled = time.time() - status.st_mtime > SETTLED_S
-        return f"{path}|{status.st_size}|{status.st_mtime_ns}", is_settled
+        key = f"{path}|{status.st_size}|{status.st_mtime_ns}"
+        age = time.time() - status.st_mtime
+        return key, age > SETTLED_S
 
 
 def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
@@ -117,7 +120,8 @@ def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:
     digests_by_name: dict[str, list[str]] = {}  # files of one name may lie in several folders
     for name, database_card in sorted(cards_by_database.items()):
         if name in identities or name.startswith(servers):
-            digests = digests_by_name.setdefault(named.short_name(name), [])
+            short_name = named.short_name(name)
+            digests = digests_by_name.setdefault(short_name, [])
             digests.append(_card_digest(database_card))
     return {name: digest(digests) for name, digests in digests_by_name.items()}
 
@@ -214,9 +218,10 @@ def walk_files(path: Path, ancestors: frozenset[tuple[int, int]] = frozenset()) 
     elif path.is_dir():
         status = path.stat()
         folder = (status.st_dev, status.st_ino)
-        if folder not in ancestors:
-            for entry in sorted(path.iterdir()):
-                yield from walk_files(entry, ancestors | {folder})
+        if folder in ancestors:
+            return
+        for entry in sorted(path.iterdir()):
+            yield from walk_files(entry, ancestors | {folder})
 
 
 def endpoint_fingerprints(recipe: Recipe, stage: str) -> dict[str, Any]:

@@ -22,9 +22,11 @@ def gguf_folder(file: Path, store: Store, say: Callable[[str], None]) -> Path:
         shutil.rmtree(work / "model", ignore_errors=True)  # a killed run may have left it
         gguf_model.write_folder(file.expanduser(), work / "model")
 
+    def say_waiting() -> None:
+        say(f"another run is reading {file.name}; waiting")
+
     about = {"file": file.name, "version": gguf_model.VERSION}
-    waiting = f"another run is reading {file.name}; waiting"
-    folder = store.make(STAGE, key, build, about, lambda: say(waiting))
+    folder = store.make(STAGE, key, build, about, say_waiting)
     return folder / "model"
 
 

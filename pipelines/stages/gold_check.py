@@ -41,13 +41,15 @@ def check_sources(ctx: Context, parts: Sequence[SourcePart]) -> list[CheckedSour
     rollout = ctx.recipe.rollout
     shards = Shards(range(total), BATCH, ctx.folder)
     ctx.progress.begin(ctx.stage, total, "gold SQL")
-    workers = None if rollout.processes == 1 or total <= BATCH else 1
+    has_one_process = rollout.processes == 1 or total <= BATCH
+    workers = None if has_one_process else 1
     without_rejected = tuple(dataclasses.replace(part, rejected=()) for part in parts)  # each shard's job carries them
     args = (ctx.recipe, ctx.folder, without_rejected, workers)
     shards.run(make_gold_check_run, args, rollout.processes, ctx.progress, rollout.dask)
     checked = []
     for part in parts:
-        checked.append(CheckedSource(part, array("q"), [], list(part.rejected)))
+        rejected_by_reader = list(part.rejected)
+        checked.append(CheckedSource(part, array("q"), [], rejected_by_reader))
     for row in shards.rows():
         source = checked[row["source"]]
         source.kept.extend(row["kept"])
@@ -69,7 +71,8 @@ def make_gold_check_run(recipe: Recipe, folder: Path, parts: Sequence[SourcePart
         return bisect_right(starts, item) - 1
 
     def check(part: SourcePart, rows: Sequence[int]) -> dict[str, Any]:
-        examples = frames.from_frame(frames.take(part.path, rows), Example)
+        frame = frames.take(part.path, rows)
+        examples = frames.from_frame(frame, Example)
         drop_empty = recipe.data.drop_empty and part.pool in TRAINED
         good, rejected = base.check_gold(examples, sql, folder, drop_empty)
         good_ids = {example.id for example in good}
@@ -77,11 +80,9 @@ def make_gold_check_run(recipe: Recipe, folder: Path, parts: Sequence[SourcePart
         for row, example in zip(rows, examples, strict=True):
             if example.id in good_ids:
                 good_rows.append(row)
-        return {
-            "kept": good_rows,
-            "levels": [example.hardness for example in base.with_hardness(good)],
-            "rejected": list(map(dataclasses.astuple, rejected)),
-        }
+        levels = [example.hardness for example in base.with_hardness(good)]
+        rejected_values = [dataclasses.astuple(row) for row in rejected]
+        return {"kept": good_rows, "levels": levels, "rejected": rejected_values}
 
     def run(items: Sequence[Any], path: Path) -> str:
         lines: list[dict[str, Any]] = []
@@ -123,7 +124,9 @@ def source_faults(max_bad_share: float, checked: Iterable[CheckedSource]) -> lis
         pool = f"pool {part.pool}"
         kind = part.source.kind
         if not total:
-            fate = "can be used" if part.source.hardness is None else "is of the levels that are asked for"
+            fate = "can be used"
+            if part.source.hardness is not None:
+                fate = "is of the levels that are asked for"
             faults.append(f"{pool}: no row of the {kind} source {fate}{first_rejected}")
         elif not rows.kept or n_bad / total > max_bad_share:
             faults.append(f"{pool}: {n_bad} of {total} rows of the {kind} source are bad{first_rejected}")

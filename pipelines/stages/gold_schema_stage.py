@@ -42,10 +42,13 @@ def write_gold_schemas(ctx: Context) -> None:
             shard_rows = [rows[item] for item in shards.part(index)]
             examples = examples_at(data, shard_rows)
             texts = []
-            for example, static_views in zip(examples, shards.read(index), strict=True):
+            views_of_shard = shards.read(index)
+            for example, static_views in zip(examples, views_of_shard, strict=True):
                 verdict = _consensus(example, static_views, extractors)
                 record = verdict.record()
-                text_by_name = {name: json.dumps(value, sort_keys=True) for name, value in record.items()}
+                text_by_name = {}
+                for name, value in record.items():
+                    text_by_name[name] = json.dumps(value, sort_keys=True)
                 texts.append(text_by_name)
                 accepted += verdict.items is not None
                 if verdict.reason:
@@ -54,7 +57,9 @@ def write_gold_schemas(ctx: Context) -> None:
                     disagreements += 1
             writer.add(pl.DataFrame(texts))
     writer.close()
-    agreement = accepted / len(rows) if len(rows) else 1.0
+    agreement = 1.0
+    if len(rows):
+        agreement = accepted / len(rows)
     ctx.metrics({"examples": len(rows), "agreement": agreement, "disagreements": disagreements})
 
 
@@ -98,17 +103,21 @@ def make_extraction_run(recipe: Recipe, data: Path, places: Path) -> Run:
     Args:
         places: a file with the rows of `data` that the items stand for.
     """
-    extractors = static_extractors(schemas(recipe)) if recipe.gold_schema.static else {}
+    extractors: dict[str, Extractor] = {}
+    if recipe.gold_schema.static:
+        extractors |= static_extractors(schemas(recipe))
     data_rows = np.load(places, mmap_mode="r")
 
     def run(items: Sequence[Any], path: Path) -> str:
         lines = []
-        rows = data_rows[items[0] : items[-1] + 1]
+        first_item = items[0]
+        last_item = items[-1]
+        rows = data_rows[first_item : last_item + 1]
         for example in examples_at(data, rows.tolist()):
-            views = {}
+            views: dict[str, Any] = {}
             for name, extract in extractors.items():
-                found = extract(example)
-                views[name] = None if found is None else to_dict(found)
+                schema_items = extract(example)
+                views[name] = None if schema_items is None else to_dict(schema_items)
             lines.append(views)
         write_lines(path, lines)
         return ""

@@ -177,7 +177,8 @@ def active(recipe: Recipe) -> list[Stage]:
         wanted.add("test")
     if evaluates_without_pools(recipe):
         wanted -= set(OF_POOLS)
-    return by_benchmark([stage for stage in GRAPH if stage.name in wanted], recipe)
+    stages = [stage for stage in GRAPH if stage.name in wanted]
+    return by_benchmark(stages, recipe)
 
 
 def evaluates_without_pools(recipe: Recipe) -> bool:
@@ -185,7 +186,8 @@ def evaluates_without_pools(recipe: Recipe) -> bool:
 
     It then reads no training pool. Pools that all have a path are read, and a tiny model learns its tokens from them.
     """
-    if "evaluate" not in recipe.stages or LEARNING & set(recipe.stages) or recipe.model.source == "tiny":
+    learns = bool(LEARNING.intersection(recipe.stages)) or recipe.model.source == "tiny"
+    if learns or "evaluate" not in recipe.stages:
         return False
     return any(pool.lacks_path for pool in recipe.data.pools.values())
 
@@ -199,8 +201,9 @@ def by_benchmark(stages: Sequence[Stage], recipe: Recipe) -> list[Stage]:
         copies.append(stage)
         if stage.by_benchmark:
             for benchmark in others:
-                needs = tuple(f"{name}.{benchmark}" if name in copied else name for name in stage.needs)
-                copies.append(replace(stage, name=f"{stage.name}.{benchmark}", needs=needs))
+                needs = [f"{name}.{benchmark}" if name in copied else name for name in stage.needs]
+                copy = replace(stage, name=f"{stage.name}.{benchmark}", needs=tuple(needs))
+                copies.append(copy)
     return copies
 
 
@@ -235,15 +238,18 @@ def plan(
         if given is not None and stage.name in given:
             key = given[stage.name]
             keys[stage.name] = key
-            steps.append(Step(stage.name, key, store.folder(stage.kind, key), True, CACHED, ()))
+            folder = store.folder(stage.kind, key)
+            steps.append(Step(stage.name, key, folder, True, CACHED, ()))
             continue
         # A key hashes the keys of the stages before it, so it is known before anything is made.
         needs = tuple(name for name in stage.needs if name in keys)
-        about = deciding(stage, recipe, {name: keys[name] for name in needs}, store)
+        input_keys = {name: keys[name] for name in needs}
+        about = deciding(stage, recipe, input_keys, store)
         key = digest(about)
         keys[stage.name] = key
+        folder = store.folder(stage.kind, key)
         why = why_to_make(stage.kind, key, about, store)
-        steps.append(Step(stage.name, key, store.folder(stage.kind, key), why == CACHED, why, needs))
+        steps.append(Step(stage.name, key, folder, why == CACHED, why, needs))
     return steps
 
 
@@ -257,14 +263,18 @@ def _stages_until(until: str, stages: list[Stage], recipe: Recipe) -> list[Stage
             last = kind_of(evaluations[-1])
     ends = [index for index, name in enumerate(names) if last in (name, kind_of(name))]
     if not ends and last in OF_POOLS and evaluates_without_pools(recipe):
-        without_path = [f"{key}.path=..." for key, pool in recipe.data.pools.items() if pool.lacks_path]
+        overrides = [f"{key}.path=..." for key, pool in recipe.data.pools.items() if pool.lacks_path]
+        listed = " ".join(overrides)
         message = f"{recipe.name} trains nothing here and has no path to its pools"
-        raise RecipeError(message, f"Set {' '.join(without_path)}")
+        raise RecipeError(message, f"Set {listed}")
     if not ends:
-        raise RecipeError(f"this recipe has no stage {until!r}", f"Its stages: {', '.join(names)}.")
+        listed = ", ".join(names)
+        raise RecipeError(f"this recipe has no stage {until!r}", f"Its stages: {listed}.")
     stages = stages[: ends[-1] + 1]
     if kind_of(last) in BENCHMARK:
         return stages
     without_benchmark = [stage for stage in stages if stage.kind not in BENCHMARK]
-    reads_benchmark = any("test" in map(kind_of, stage.needs) for stage in without_benchmark)
-    return stages if reads_benchmark else without_benchmark
+    for stage in without_benchmark:
+        if "test" in map(kind_of, stage.needs):
+            return stages
+    return without_benchmark

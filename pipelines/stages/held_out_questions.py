@@ -27,7 +27,10 @@ class HeldOutQuestions:
     @property
     def keys(self) -> dict[str, str | None]:
         """The keys of the stages."""
-        return {"test": self.test.key, "test_schema": None if self.test_schema is None else self.test_schema.key}
+        keys: dict[str, str | None] = {"test": self.test.key, "test_schema": None}
+        if self.test_schema is not None:
+            keys["test_schema"] = self.test_schema.key
+        return keys
 
 
 @contextlib.contextmanager
@@ -45,7 +48,9 @@ def held_out_questions(
     steps = graph.plan(with_evaluation, store, among=("test", "test_schema"))
     names = [(step.kind, step.key) for step in steps]
     with claimed(store, names, {"recipe": recipe.name}):
-        results = {step.name: stage_making.execute(step, recipe, store, progress, steps) for step in steps}
+        results = {}
+        for step in steps:
+            results[step.name] = stage_making.execute(step, recipe, store, progress, steps)
         test = results["test"]
         questions = examples(test.folder, "test")
         answerer.require_playable(questions)

@@ -58,6 +58,7 @@ class KeptAnswers:
             return None
         fields = to_dict(question)
         database_file = Path(question.database.location)
-        if not DIALECTS[question.database.engine].is_server and database_file.is_file():
+        dialect = DIALECTS[question.database.engine]
+        if not dialect.is_server and database_file.is_file():
             fields["database"]["location"] = _digests.of(database_file)
         return self._folder / f"{digest(fields)}.json"

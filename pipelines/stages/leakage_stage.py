@@ -19,14 +19,13 @@ def build_leakage(ctx: Context) -> None:
     questions = examples(ctx.inputs["test"], "test")
     rows = []
     for example in questions:
-        rows.append(
-            {
-                "id": example.id,
-                "pool": "test",
-                "question": example.question,
-                "database_id": example.database.id,
-            }
-        )
+        row = {
+            "id": example.id,
+            "pool": "test",
+            "question": example.question,
+            "database_id": example.database.id,
+        }
+        rows.append(row)
     frames.write(ctx.folder / frames.DATA, pl.DataFrame(rows))
     leaks = write_leakage(ctx.folder, ctx.inputs["data"], questions)
     ctx.progress.advance(1)

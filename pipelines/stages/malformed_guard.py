@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipelines.core.files import replacing, write_lines
 from pipelines.core.types import Example, StopReason, Trajectory, from_dict
@@ -27,22 +28,27 @@ class MalformedGuard:
         self._shards = shards
         first_shards = -(-FIRST_EPISODES // shards.size)
         self._head = range(min(len(shards), first_shards))  # shards that hold the first questions
-        self._first = {example.id for example in shards.items[:FIRST_EPISODES]}
+        first_questions = shards.items[:FIRST_EPISODES]
+        self._first_ids = {question.id for question in first_questions}
 
     def is_triggered(self) -> bool:
         """Whether every episode of the first questions is malformed, and no answer ran. False until all are there."""
         if len(self._shards.items) <= FIRST_EPISODES:
             return False
-        if not all(self._shards.path(index).exists() for index in self._head):
+        paths = map(self._shards.path, self._head)
+        if not all(path.exists() for path in paths):
             return False
         for index in self._head:
-            for row in self._shards.read(index):
-                if row["record"]["example_id"] not in self._first:
-                    continue
+            for row in self._first_rows(index):
                 record = from_dict(EpisodeRecord, row["record"])
                 if record.well_formed or record.executable or record.broken:
                     return False
         return True
+
+    def _first_rows(self, index: int) -> list[dict[str, Any]]:
+        """The rows of a shard that are episodes of the first questions."""
+        rows = self._shards.read(index)
+        return [row for row in rows if row["record"]["example_id"] in self._first_ids]
 
     def skip_the_rest(self, recipe: Recipe, gold: Path | None, say: Callable[[str], None]) -> None:
         """Write the shards after the first questions: each question is wrong, and was not asked."""
@@ -50,11 +56,13 @@ class MalformedGuard:
         schema = schemas(recipe)
         with sql_engine(recipe, workers=1) as sql:
             judge = Judge(recipe, sql, schema, gold_schemas(gold))
-            for index in range(FIRST_EPISODES // self._shards.size, len(self._shards)):
+            first_shard = FIRST_EPISODES // self._shards.size
+            for index in range(first_shard, len(self._shards)):
                 rows = []
                 if index in self._head:
-                    rows = [row for row in self._shards.read(index) if row["record"]["example_id"] in self._first]
-                questions = [question for question in self._shards.part(index) if question.id not in self._first]
+                    rows = self._first_rows(index)
+                part = self._shards.part(index)
+                questions = [question for question in part if question.id not in self._first_ids]
                 for evaluation_pass in passes(recipe):
                     unasked = _unasked_trajectories(evaluation_pass, questions, policy_name)
                     episodes = judge(evaluation_pass.name, evaluation_pass.mode, questions, unasked)
@@ -68,8 +76,9 @@ def _unasked_trajectories(
     evaluation_pass: EvaluationPass, questions: Sequence[Example], policy_name: str
 ) -> list[Trajectory]:
     protocol = evaluation_pass.protocol.name
-    return [
-        Trajectory(question.id, sample, policy_name, protocol, (), (), None, StopReason.UNASKED)
-        for question in questions
-        for sample in range(evaluation_pass.samples)
-    ]
+    trajectories = []
+    for question in questions:
+        for sample in range(evaluation_pass.samples):
+            unasked = Trajectory(question.id, sample, policy_name, protocol, (), (), None, StopReason.UNASKED)
+            trajectories.append(unasked)
+    return trajectories

@@ -44,7 +44,8 @@ def plan_without_training(trained: Recipe, evaluated: Recipe, store: Store) -> C
         DataError: the recipe trains, and none of its training stages is finished.
     """
     if not set(graph.TRAINING) & set(trained.stages):
-        return CheckpointEvaluation(graph.plan(evaluated, store, "evaluate"), ())
+        steps = graph.plan(evaluated, store, "evaluate")
+        return CheckpointEvaluation(steps, ())
     training = {stage.name for stage in graph.GRAPH if not stage.by_benchmark}
     finished: dict[str, str] = {}
     untrained = []
@@ -58,7 +59,8 @@ def plan_without_training(trained: Recipe, evaluated: Recipe, store: Store) -> C
             f"recipe {trained.name} is not trained in {store.root}, and other questions start no training",
             "Train it by sqltrain run with the same overrides, or pass --model FOLDER.",
         )
-    allowed = {*finished, *EVALUATION, *(f"evaluate_{name}" for name in finished)}
+    allowed = {*finished, *EVALUATION}
+    allowed |= {f"evaluate_{name}" for name in finished}
     if "data" in finished:
         allowed.add("leakage")
     names = {stage.name for stage in graph.active(evaluated) if stage.kind in allowed}

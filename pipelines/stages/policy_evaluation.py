@@ -70,15 +70,15 @@ def evaluate_benchmarks(
         metrics = read_json(folder / "metrics.json")
         values = read_json(folder / "summary.json")
         records = read_records(folder, "greedy", "sampled")
-        evaluated.append(
-            EvaluatedBenchmark(
-                benchmark=single.benchmark.name,
-                result=StageResult(title, folder.name, folder, metrics, False),
-                summary=from_dict(Summary, values),
-                lines=tuple(result_lines(folder, single, answerer, metrics, records)),
-                unscored=unscored_line(title, records),
-            )
+        lines = result_lines(folder, single, answerer, metrics, records)
+        benchmark = EvaluatedBenchmark(
+            benchmark=single.benchmark.name,
+            result=StageResult(title, folder.name, folder, metrics, cached=False),
+            summary=from_dict(Summary, values),
+            lines=tuple(lines),
+            unscored=unscored_line(title, records),
         )
+        evaluated.append(benchmark)
     return evaluated
 
 
@@ -110,7 +110,8 @@ def _has_broken(store: Store, key: str) -> bool:
     """Whether the store has an evaluation in which an episode broke."""
     if not store.has(EVALUATIONS, key):
         return False
-    records = read_records(store.folder(EVALUATIONS, key), "greedy", "sampled", SINGLE_TURN)
+    folder = store.folder(EVALUATIONS, key)
+    records = read_records(folder, "greedy", "sampled", SINGLE_TURN)
     return any(record.broken for record in records)
 
 
@@ -144,10 +145,13 @@ class PolicyEvaluation:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".first-") as first:
             recipe = without_selector(self.recipe)
-            self._evaluate("first question", recipe, Path(first), self.held_out.questions[:1])
+            first_question = self.held_out.questions[:1]
+            self._evaluate("first question", recipe, Path(first), first_question)
 
     def _evaluate(self, title: str, recipe: Recipe, folder: Path, questions: Sequence[Example]) -> None:
-        schema = self.held_out.test_schema
-        context = Context(title, recipe, folder, {"test": self.held_out.test.folder}, self.progress)
-        gold = None if schema is None else schema.folder
+        inputs = {"test": self.held_out.test.folder}
+        context = Context(title, recipe, folder, inputs, self.progress)
+        gold: Path | None = None
+        if self.held_out.test_schema is not None:
+            gold = self.held_out.test_schema.folder
         evaluate_questions(context, questions, self.answerer.policy, gold, self.answers)

@@ -36,17 +36,20 @@ def write_examples(ctx: Context, checked: Sequence[CheckedSource]) -> dict[str, 
             examples: list[Example] = []
             for frame in windows:
                 examples += frames.from_frame(frame, Example)
-            asked = ask_experts(ctx.recipe, ctx.folder, ctx.responses, part.pool, examples)
-            rows.rejected += asked.rejected
-            for figure, value in asked.figures.items():
+            expert_result = ask_experts(ctx.recipe, ctx.folder, ctx.responses, part.pool, examples)
+            rows.rejected += expert_result.rejected
+            for figure, value in expert_result.figures.items():
                 figures[f"{name}_{figure}"] = value
             windows = iter(())
-            if asked.examples:
-                windows = iter((pool_frame(asked.examples, part.pool, part.part),))
+            if expert_result.examples:
+                frame = pool_frame(expert_result.examples, part.pool, part.part)
+                windows = iter([frame])
         for frame in windows:
             if part.source.corrections is not None:
-                corrected = corrections.count_corrected(frames.from_frame(frame, Example))
-                figures[f"{name}_corrected"] = figures.get(f"{name}_corrected", 0.0) + corrected
+                questions = frames.from_frame(frame, Example)
+                figure = f"{name}_corrected"
+                before = figures.get(figure, 0.0)
+                figures[figure] = before + corrections.count_corrected(questions)
             writer.add(frame)
     writer.close()
     return figures
@@ -68,7 +71,7 @@ def write_rejected(folder: Path, checked: Sequence[CheckedSource]) -> int:
     def lines() -> Iterator[dict[str, Any]]:
         for rows in checked:
             for row in rows.rejected:
-                yield {"pool": rows.part.pool, **dataclasses.asdict(row)}
+                yield _rejected_line(rows.part.pool, row)
 
     write_lines(folder / QUARANTINE, lines())
     return sum(len(rows.rejected) for rows in checked)
@@ -78,6 +81,10 @@ def add_rejected(folder: Path, rejected: Sequence[tuple[str, Rejected]]) -> int:
     """Write further rejected rows, each behind its pool, and return their number."""
     with (folder / QUARANTINE).open("a", encoding="utf-8") as file:
         for pool, row in rejected:
-            line = json.dumps({"pool": pool, **dataclasses.asdict(row)}, ensure_ascii=False, sort_keys=True)
+            line = json.dumps(_rejected_line(pool, row), ensure_ascii=False, sort_keys=True)
             file.write(f"{line}\n")
     return len(rejected)
+
+
+def _rejected_line(pool: str, row: Rejected) -> dict[str, Any]:
+    return {"pool": pool, **dataclasses.asdict(row)}

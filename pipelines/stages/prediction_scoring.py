@@ -123,7 +123,8 @@ class PredictionScorer:
         queries = self.predictions.queries
         scored: list[ScoredItem] = []
         progress.begin("scoring", len(self.items), "items")
-        for chunk in scoring.score_all(self.items, queries, self.databases, self.equalities, self.sql):
+        chunks = scoring.score_all(self.items, queries, self.databases, self.equalities, self.sql)
+        for chunk in chunks:
             scored += chunk
             progress.advance(len(chunk))
         if self.request.out is not None:
@@ -152,17 +153,20 @@ class PredictionScorer:
         folder = self.request.report
         if folder is None:
             return None
-        report = _without_surrogates(self._report(folder, score))
+        as_scored = self._report(folder, score)
+        report = _without_surrogates(as_scored)
         (system,) = report.systems
         (summary,) = report.summaries
-        _write(folder / RECORDS, _json_lines(map(to_dict, system.records)))
+        record_lines = _json_lines(map(to_dict, system.records))
+        _write(folder / RECORDS, record_lines)
         summary_text = json.dumps(to_dict(summary), sort_keys=True, indent=1)
         _write(folder / SUMMARY, summary_text + "\n")
         engines = {database.engine for database in self.databases.values()}
         has_server = any(DIALECTS[engine].is_server for engine in engines)
         try:
             if not has_server:  # the address of a server is secret
-                write_texts(folder, tuple(report.examples.values()), system)
+                questions = tuple(report.examples.values())
+                write_texts(folder, questions, system)
             writer.write_all(report, folder)
         except OSError as error:
             raise UserError(f"{error.filename or folder} cannot be written: {error.strerror}") from None
@@ -196,12 +200,14 @@ def prediction_scorer(request: ScoreRequest) -> Iterator[PredictionScorer]:
         known_ids += [path.stem for path in database_folder.iterdir()]
     predictions = scoring.read_predictions(request.predictions, items, known_ids)
     databases = _locate_databases(request, items)
-    if request.report is not None and all(EQUALITIES[name].timed for name in equalities):
+    measures_time_only = all(EQUALITIES[name].timed for name in equalities)
+    if request.report is not None and measures_time_only:
         raise UserError(f"{request.report}: {NOTHING_TO_REPORT}")
     _require_writable_outputs(request)
     workers = request.workers or len(os.sched_getaffinity(0))
     limits = Limits(request.timeout_s, **RESULT_LIMITS)
-    with SqlEngine(limits, workers, request.audit, request.tables, hidden=card.hidden_names()) as sql:
+    hidden = card.hidden_names()
+    with SqlEngine(limits, workers, request.audit, request.tables, hidden=hidden) as sql:
         yield PredictionScorer(request, equalities, items, predictions, databases, sql)
 
 
@@ -212,7 +218,9 @@ def _equalities(listed: str) -> list[str]:
     by_query = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
     unknown = [name for name in names if name not in by_query]
     if unknown or not names:
-        raise UserError(f"there is no equality {''.join(unknown[:1])!r}", f"There are: {', '.join(by_query)}.")
+        first_unknown = unknown[0] if unknown else ""
+        known = ", ".join(by_query)
+        raise UserError(f"there is no equality {first_unknown!r}", f"There are: {known}.")
     return names
 
 
@@ -224,13 +232,18 @@ def _locate_databases(request: ScoreRequest, items: Sequence[GoldQuery]) -> dict
         if len(ids) > 1:
             message = f"the gold file asks {len(ids)} databases, and {request.databases} is one"
             raise UserError(message, "Pass their folder.")
-        return dict.fromkeys(ids, named.find(request.databases).database)
+        described = named.find(request.databases)
+        return dict.fromkeys(ids, described.database)
     if request.engine not in DIALECTS:
-        raise UserError(f"there is no engine {request.engine!r}", f"There are: {', '.join(DIALECTS)}.")
+        known = ", ".join(DIALECTS)
+        raise UserError(f"there is no engine {request.engine!r}", f"There are: {known}.")
     if not DIALECTS[request.engine].is_server and not is_folder:
         hint = "Pass the folder that holds ID/ID.sqlite for each database."
         raise UserError(f"{request.databases} is not a folder", hint)
-    return {db_id: scoring.locate_database(db_id, request.databases, request.engine) for db_id in ids}
+    databases = {}
+    for id in ids:
+        databases[id] = scoring.locate_database(id, request.databases, request.engine)
+    return databases
 
 
 def _require_writable_outputs(request: ScoreRequest) -> None:
@@ -283,13 +296,16 @@ def _escaped_record(record: EpisodeRecord) -> EpisodeRecord:
         evidence = escape_surrogates(diagnosis.evidence)
         hints = []
         for hint in diagnosis.hints:
-            hints.append(Hint(hint.kind, escape_surrogates(hint.detail)))
+            detail = escape_surrogates(hint.detail)
+            hints.append(Hint(hint.kind, detail))
         diagnosis = Diagnosis(diagnosis.error, evidence, tuple(hints))
-    return dataclasses.replace(record, final_sql=_escaped(record.final_sql), diagnosis=diagnosis)
+    final_sql = _escaped(record.final_sql)
+    return dataclasses.replace(record, final_sql=final_sql, diagnosis=diagnosis)
 
 
 def _escaped_answer(trajectory: Trajectory) -> Trajectory:
-    return of_prediction(trajectory.example_id, _escaped(trajectory.final_sql), trajectory.policy)
+    final_sql = _escaped(trajectory.final_sql)
+    return of_prediction(trajectory.example_id, final_sql, trajectory.policy)
 
 
 def _escaped(text: str | None) -> str | None:

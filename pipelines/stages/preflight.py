@@ -35,16 +35,19 @@ def check_run(recipe: Recipe, steps: Sequence[Step]) -> None:
     if trains_policy:
         Rubric(recipe.rewards)
         combinations.refuse_unsupported(recipe)
-    if recipe.protocol.schema_view == "filtered" and kinds & {"data", "test"} and not recipe.data.linker:
+    reads_questions = bool(kinds & {"data", "test"})
+    filters_schemas = recipe.protocol.schema_view == "filtered"
+    if reads_questions and filters_schemas and not recipe.data.linker:
         raise RecipeError(
             "protocol.schema_view=filtered needs a linker",
             "Set data.linker=local, the schema filter, data.linker=gold, or an endpoint's name.",
         )
     require_sources(recipe, sources)
     pools = 1 + len(recipe.data.rl)
-    if "difficulty" in kinds and len(recipe.difficulty.explore_parts) > pools:
+    parts = len(recipe.difficulty.explore_parts)
+    if "difficulty" in kinds and parts > pools:
         raise RecipeError(
-            f"difficulty.explore_parts has {len(recipe.difficulty.explore_parts)} parts for {pools} pools",
+            f"difficulty.explore_parts has {parts} parts for {pools} pools",
             "They are the SFT pool's and each RL pool's, in order.",
         )
     model_path = Path(recipe.model.source).expanduser()

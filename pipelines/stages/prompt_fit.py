@@ -1,7 +1,9 @@
 """The number of questions whose prompts leave no token for an answer: counted before anything is paid or trained."""
 
 import contextlib
+import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,14 +91,17 @@ def bounded_pools(recipe: Recipe) -> list[BoundedPool]:
     A teacher that speaks text only is bounded by turn, not by episode, so it sets no budget.
     """
     rollout_budgets: dict[str, int] = {}
-    for stage, sampling in (("difficulty", recipe.difficulty.sampling), ("grpo", recipe.grpo.sampling)):
+    sampling_of_stage = {"difficulty": recipe.difficulty.sampling, "grpo": recipe.grpo.sampling}
+    for stage, sampling in sampling_of_stage.items():
         if stage in recipe.stages:
             rollout_budgets[f"{stage}.sampling.episode_tokens"] = sampling.episode_tokens
     sft_budgets = _sft_budgets(recipe)
     explores_sft = any(recipe.difficulty.explore_parts[:1])
     if "difficulty" in recipe.stages and explores_sft:
         sft_budgets |= rollout_budgets
-    pools = [BoundedPool("sft", "data", "sft", sft_budgets), BoundedPool("rl", "data", "rl", rollout_budgets)]
+    sft_pool = BoundedPool("sft", "data", "sft", sft_budgets)
+    rl_pool = BoundedPool("rl", "data", "rl", rollout_budgets)
+    pools = [sft_pool, rl_pool]
     evaluation_budgets = {"evaluation.sampling.episode_tokens": recipe.evaluation.sampling.episode_tokens}
     for stage, benchmark in benchmarks_by_stage(recipe).items():
         pools.append(BoundedPool(str(benchmark.name), stage, "test", evaluation_budgets))
@@ -132,13 +137,12 @@ class PromptSizes:
 
     def unfit_by_database(self) -> dict[str, int]:
         """Prompts as long as an episode or longer, for each database that has some, the most first."""
-        unfit = {}
+        unfit: Counter[str] = Counter()
         for database, sizes in self.sizes.items():
             number = sum(size >= self.limit for size in sizes)
             if number:
                 unfit[database] = number
-        most_first = sorted(unfit.items(), key=lambda pair: -pair[1])
-        return dict(most_first)
+        return dict(unfit.most_common())
 
 
 def count_prompts(recipe: Recipe, folders: Mapping[str, Path]) -> list[PoolFit]:
@@ -177,13 +181,15 @@ def _pool_fit(pool: BoundedPool, sizes: PromptSizes, is_exact: bool, allowed_sha
     about = "" if is_exact else "about "
     line = f"{about}{unfit} of {questions} prompts of {pool.title} have no room for an answer in {pool.limit:,} tokens"
     if unfit:
-        line += f": {_databases_in_words(by_database, sizes)}"
+        databases = _databases_in_words(by_database, sizes)
+        line += f": {databases}"
     hint = ""
     if unfit > allowed_share * questions:
         percent = -(-100 * unfit // max(1, questions))
+        share = percent / 100
         hint = (
             f"Raise {pool.binding_settings}, show less (protocol.schema_view=filtered data.linker=local), "
-            f"or allow it: data.max_unfit_share={percent / 100:g}."
+            f"or allow it: data.max_unfit_share={share:g}."
         )
     return PoolFit(pool.title, questions, unfit, line, hint)
 
@@ -191,7 +197,7 @@ def _pool_fit(pool: BoundedPool, sizes: PromptSizes, is_exact: bool, allowed_sha
 def _databases_in_words(unfit_by_database: Mapping[str, int], sizes: PromptSizes) -> str:
     """The databases with the most prompts that do not fit, each with its longest one."""
     texts = []
-    for database, number in list(unfit_by_database.items())[:SHOWN]:
+    for database, number in itertools.islice(unfit_by_database.items(), SHOWN):
         longest = max(sizes.sizes[database])
         texts.append(f"{database} {number} (up to {longest:,.0f})")
     n_more = len(unfit_by_database) - len(texts)
@@ -206,7 +212,9 @@ def _sft_budgets(recipe: Recipe) -> dict[str, int]:
     if "synthesize" in recipe.stages:
         for index, teacher in enumerate(recipe.synthesis.teachers):
             if teacher.kind == "policy":
-                section = f"synthesis.mix.{index}" if recipe.synthesis.mix else "synthesis.teacher"
+                section = "synthesis.teacher"
+                if recipe.synthesis.mix:
+                    section = f"synthesis.mix.{index}"
                 budgets[f"{section}.sampling.episode_tokens"] = teacher.sampling.episode_tokens
     if "sft" in recipe.stages:
         budgets["sft.max_tokens"] = recipe.sft.max_tokens

@@ -44,11 +44,16 @@ def _run_passes(
     """The episodes of all passes over the questions, shard by shard."""
     rollout = ctx.recipe.rollout
     shards = Shards(questions, rollout.shard, ctx.folder)
-    checkpoint = None if answerer == ORACLE or answerer.startswith(ENDPOINT) else answerer
-    # An endpoint's rate and cap hold in one process: a second one would have its own.
-    processes = 1 if answerer.startswith(ENDPOINT) else rollout.processes
+    asks_endpoint = answerer.startswith(ENDPOINT)
+    checkpoint: str | None = answerer
+    if answerer == ORACLE or asks_endpoint:
+        checkpoint = None
+    processes = rollout.processes
+    if asks_endpoint:
+        processes = 1  # An endpoint's rate and cap hold in one process: a second one would have its own.
     guard = MalformedGuard(shards)
-    with serve_policy(ctx, checkpoint, not shards.is_complete()) as served:
+    is_unfinished = not shards.is_complete()
+    with serve_policy(ctx, checkpoint, is_unfinished) as served:
         args = (served, answerer, ctx.responses, gold, answers)
         shards.run(make_evaluation_run, args, processes, ctx.progress, enough=guard.is_triggered)
     if guard.is_triggered():

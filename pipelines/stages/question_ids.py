@@ -13,6 +13,7 @@ from pipelines.stages.context import TRAINED
 
 # Columns of a question that another source may have otherwise, by the words for them.
 TEXTS = {"question": "question", "gold_sql": "SQL", "evidence": "evidence", "meta": "further fields"}
+FIRST = "_first"  # suffix of the columns of the first row of an id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +40,22 @@ def keep_one_of_each_id(path: Path) -> DistinctQuestions:
     columns["corrected"] = pl.col("meta").str.contains(f'"{corrections.META}"', literal=True)
     questions = frames.read(path, "pool", "id", **columns)
     _refuse_shared_ids(questions, path)
-    is_first = questions.select(pl.struct("pool", "id").is_first_distinct()).to_series()
+    pool_and_id = pl.struct("pool", "id")
+    is_first = questions.select(pool_and_id.is_first_distinct()).to_series()
     first_of_id = questions.filter(is_first)
-    left_out = _differing_rows(questions.filter(~is_first), first_of_id)
+    repeated = questions.filter(~is_first)
+    left_out = _differing_rows(repeated, first_of_id)
     if not is_first.all():
         frames.keep(path, is_first.arg_true())
     counts = first_of_id["pool"].value_counts()
-    return DistinctQuestions(dict(counts.iter_rows()), left_out, _count_other_texts(first_of_id))
+    count_by_pool = dict(counts.iter_rows())
+    other_texts = _count_other_texts(first_of_id)
+    return DistinctQuestions(count_by_pool, left_out, other_texts)
+
+
+def _differs(column: str, suffix: str = FIRST) -> pl.Expr:
+    """Whether a column has another value in the joined row, whose columns end in `suffix`."""
+    return pl.col(column) != pl.col(column + suffix)
 
 
 def _refuse_shared_ids(questions: pl.DataFrame, path: Path) -> None:
@@ -54,17 +64,19 @@ def _refuse_shared_ids(questions: pl.DataFrame, path: Path) -> None:
     The same question may be in several sources and pools: then its database is the same, and its words or its gold SQL
     are, unless a file of corrections has changed them.
     """
-    training = questions.with_row_index("row").filter(pl.col("pool").is_in(TRAINED))
+    is_trained = pl.col("pool").is_in(TRAINED)
+    training = questions.with_row_index("row").filter(is_trained)
     first_of_id = training.unique("id", keep="first")
-    pairs = training.join(first_of_id, on="id", suffix="_first", maintain_order="left")
-    has_other_question = pl.col("question") != pl.col("question_first")
-    has_other_sql = pl.col("gold_sql") != pl.col("gold_sql_first")
-    has_other_database = pl.col("database") != pl.col("database_first")
-    as_published = ~(pl.col("corrected") | pl.col("corrected_first"))
-    shared = pairs.filter(has_other_database | (as_published & has_other_question & has_other_sql))
+    pairs = training.join(first_of_id, on="id", suffix=FIRST, maintain_order="left")
+    has_other_texts = _differs("question") & _differs("gold_sql")
+    is_corrected = pl.col("corrected") | pl.col("corrected_first")
+    is_shared = _differs("database") | (~is_corrected & has_other_texts)
+    shared = pairs.filter(is_shared)
     if shared.is_empty():
         return
-    both = frames.take(path, [shared["row_first"][0], shared["row"][0]])
+    first_row = shared["row_first"][0]
+    second_row = shared["row"][0]
+    both = frames.take(path, [first_row, second_row])
     first, second = both.iter_rows(named=True)
     raise DataError(
         f"{shared.height} training questions have the id of another question; the first: {first['id']!r} stands "
@@ -76,13 +88,18 @@ def _refuse_shared_ids(questions: pl.DataFrame, path: Path) -> None:
 
 def _differing_rows(repeated: pl.DataFrame, first_of_id: pl.DataFrame) -> list[tuple[str, Rejected]]:
     """The pool and the reason of each repeated row that differs from the one that is kept."""
-    pairs = repeated.join(first_of_id, on=("pool", "id"), suffix="_first", maintain_order="left")
-    differs = pl.any_horizontal([pl.col(name) != pl.col(f"{name}_first") for name in TEXTS])
+    pairs = repeated.join(first_of_id, on=("pool", "id"), suffix=FIRST, maintain_order="left")
+    differs = pl.any_horizontal([_differs(column) for column in TEXTS])
     rows = []
     for pair in pairs.filter(differs).iter_rows(named=True):
-        differences = [words for name, words in TEXTS.items() if pair[name] != pair[f"{name}_first"]]
-        detail = f"an earlier source of the pool has a row of this id, with other {' and '.join(differences)}"
-        rows.append((pair["pool"], Rejected(pair["id"], DUPLICATE_ID, detail, chosen=False)))
+        differences = []
+        for column, words in TEXTS.items():
+            if pair[column] != pair[column + FIRST]:
+                differences.append(words)
+        listed = " and ".join(differences)
+        detail = f"an earlier source of the pool has a row of this id, with other {listed}"
+        rejected = Rejected(pair["id"], DUPLICATE_ID, detail, chosen=False)
+        rows.append((pair["pool"], rejected))
     return rows
 
 
@@ -91,6 +108,5 @@ def _count_other_texts(first_of_id: pl.DataFrame) -> int:
     sft = first_of_id.filter(pl.col("pool") == "sft")
     rl = first_of_id.filter(pl.col("pool") == "rl")
     pairs = rl.join(sft, on="id", suffix="_sft")
-    has_other_question = pl.col("question") != pl.col("question_sft")
-    has_other_sql = pl.col("gold_sql") != pl.col("gold_sql_sft")
-    return pairs.filter(has_other_question | has_other_sql).height
+    has_other_texts = _differs("question", "_sft") | _differs("gold_sql", "_sft")
+    return pairs.filter(has_other_texts).height

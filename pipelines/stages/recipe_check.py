@@ -38,7 +38,9 @@ class LoadCheck:
 
     def line(self) -> str:
         """The result for a person."""
-        recipes_text = "1 recipe" if self.n_recipes == 1 else f"{self.n_recipes} recipes"
+        recipes_text = f"{self.n_recipes} recipes"
+        if self.n_recipes == 1:
+            recipes_text = "1 recipe"
         verdict = "problems" if self.problems else "all load"
         return f"{recipes_text} with {self.n_variants} variants: {verdict}"
 
@@ -48,17 +50,19 @@ def check_loading(names: Sequence[str], overrides: Sequence[str]) -> LoadCheck:
     problems: list[str] = []
     n_variants = 0
     for name in names:
-        variants = _own_variants(name)
-        n_variants += len(variants)
-        for words in ([], *([f"variant={variant}"] for variant in variants)):
-            all_words = [*words, *overrides]
+        word_lists = [list(overrides)]
+        for variant in _own_variants(name):
+            n_variants += 1
+            word_lists.append([f"variant={variant}", *overrides])
+        for words in word_lists:
             try:
-                recipe = recipes.load(name, all_words)
+                recipe = recipes.load(name, words)
                 build_protocol(recipe.protocol)
                 if recipe.rewards:
                     Rubric(recipe.rewards)
             except UserError as error:
-                problems.append(f"{name} {' '.join(all_words)}: {error}")
+                options = " ".join(words)
+                problems.append(f"{name} {options}: {error}")
     return LoadCheck(len(names), n_variants, tuple(problems))
 
 
@@ -108,7 +112,8 @@ class CheckedQuestions:
 
 def read_questions(recipe: Recipe, store: Store, progress: Progress) -> CheckedQuestions:
     """The questions of a recipe; stages that read them are made."""
-    steps = graph.plan(recipe, store, among=stages_with_questions(recipe, progress.say))
+    stages = stages_with_questions(recipe, progress.say)
+    steps = graph.plan(recipe, store, among=stages)
     folders: dict[str, Path] = {}
     for step in steps:
         result = stage_making.execute(step, recipe, store, progress, steps)
@@ -140,7 +145,8 @@ def stages_with_questions(recipe: Recipe, say: Say) -> set[str]:
     if left_out == stages:
         return stages  # the error of the first reader names the path to set
     for name in sorted(left_out):
-        say(f"note: {NO_PATH.format(', '.join(keys[name]))}")
+        settings = ", ".join(keys[name])
+        say("note: " + NO_PATH.format(settings))
     return stages - left_out
 
 
@@ -156,6 +162,7 @@ class GoldCheck:
 def check_gold_answers(recipe: Recipe, pools: Sequence[Sequence[Example]], progress: Progress) -> GoldCheck:
     """Answer every question with its own gold SQL in one turn: each must be right, and paid in full."""
     rubric = Rubric(recipe.rewards) if recipe.rewards else None
+    reads = rubric.reads if rubric is not None else ()
     problems: list[str] = []
     count = sum(map(len, pools))
     progress.begin("gold SQL", count, "queries")
@@ -163,7 +170,7 @@ def check_gold_answers(recipe: Recipe, pools: Sequence[Sequence[Example]], progr
         for chunk in _question_chunks(pools):
             by_id = {example.id: example for example in chunk}
             answers = [one_turn(example, example.gold_sql) for example in chunk]
-            outcomes = environment.judge(answers, chunk, rubric.reads if rubric else ())
+            outcomes = environment.judge(answers, chunk, reads)
             for outcome in outcomes:
                 example = by_id[outcome.example_id]
                 problem = _gold_problem(outcome, example, environment, rubric)
@@ -196,7 +203,10 @@ def _gold_problem(outcome: Outcome, example: Example, environment: Environment, 
     low = _underpaid_terms(outcome, example, rubric)
     if not low:
         return ""
-    return f"{', '.join(low)} below {'its' if len(low) == 1 else 'their'} highest value"
+    if len(low) == 1:
+        return f"{low[0]} below its highest value"
+    listed = ", ".join(low)
+    return f"{listed} below their highest value"
 
 
 def _underpaid_terms(outcome: Outcome, example: Example, rubric: Rubric) -> list[str]:
@@ -212,7 +222,8 @@ def _underpaid_terms(outcome: Outcome, example: Example, rubric: Rubric) -> list
 
 def one_turn(example: Example, sql: str) -> Trajectory:
     """An episode that answers a question at once."""
-    turn = Turn("", Action(ActionKind.SOLUTION, sql, "gold"))
+    action = Action(ActionKind.SOLUTION, sql, "gold")
+    turn = Turn("", action)
     return Trajectory(example.id, 0, "gold", "check", (), (turn,), sql, StopReason.SOLUTION)
 
 
@@ -301,7 +312,9 @@ def check_health(recipe: Recipe, questions: CheckedQuestions, progress: Progress
     counted_pools = prompt_fit.count_prompts(recipe, questions.folders)
     for counted in counted_pools:
         progress.say(counted.line)
-    n_trained = 0 if recipe.data.drop_empty else questions.n_training
+    n_trained = questions.n_training
+    if recipe.data.drop_empty:
+        n_trained = 0
     in_training = [finding for finding in findings if finding.place < n_trained]
     empty = gold_health.count_reasons(in_training)["empty"]
     if empty:
@@ -362,14 +375,21 @@ def check_recipes(
         name: a recipe; None to load all of them, and to check the questions of the miniature.
         with_health: also report on the health of the gold SQL, and on what empty answers earn.
     """
-    loading = check_loading(recipes.recipe_names() if name is None else [name], overrides)
+    names = recipes.recipe_names()
+    if name is not None:
+        names = [name]
+    loading = check_loading(names, overrides)
     progress.say(loading.line())
     recipe = recipes.load(name or "miniature", overrides)
-    margin = Rubric(recipe.rewards).margin() if recipe.rewards else None
-    if margin is not None and margin < 0:  # an ablation may mean it
-        progress.say(f"note: a wrong answer can be paid {-margin:g} more than a right one")
+    if recipe.rewards:
+        margin = Rubric(recipe.rewards).margin()
+        if margin is not None and margin < 0:  # an ablation may mean it
+            progress.say(f"note: a wrong answer can be paid {-margin:g} more than a right one")
     questions = read_questions(recipe, store, progress)
-    gold = check_gold_answers(recipe, [pool.questions for pool in questions.pools], progress)
+    pools = [pool.questions for pool in questions.pools]
+    gold = check_gold_answers(recipe, pools, progress)
     progress.say(f"{gold.checked} gold SQL of {recipe.name}: {gold.full} earn the full reward")
-    health = check_health(recipe, questions, progress) if with_health else NO_HEALTH_CHECK
+    health = NO_HEALTH_CHECK
+    if with_health:
+        health = check_health(recipe, questions, progress)
     return RecipeCheck(loading, gold, health)

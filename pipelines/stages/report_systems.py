@@ -34,7 +34,9 @@ def report_of(recipe: Recipe, evaluations: Sequence[ReportedEvaluation], test: P
     systems: list[System] = []
     for evaluation in evaluations:
         systems += _read_systems(evaluation)
-    facts |= {f"model ({system.name})": system.note for system in systems if system.note}
+    for system in systems:
+        if system.note:
+            facts[f"model ({system.name})"] = system.note
     answered: set[str] = set()
     for system in systems:
         answered.update(record.example_id for record in system.records)
@@ -88,10 +90,11 @@ def _read_systems(evaluation: ReportedEvaluation) -> Iterator[System]:
     frame = frames.read(folder / frames.DATA)
     if records:
         answers = frame.filter(pl.col("pass").is_in(answer_passes))
+        trajectories = tuple(frames.from_frame(answers, Trajectory))
         yield System(
             name,
             tuple(records),
-            tuple(frames.from_frame(answers, Trajectory)),
+            trajectories,
             trained,
             left_out=missing,
             note=evaluation.note,

@@ -153,14 +153,14 @@ class Shards(Generic[Item]):
         if not missing:
             return
         if dask is not None:
-            jobs = []
-            for index in missing:
-                jobs.append((self.part(index), self.path(index)))
-            fan_out(dask, processes, _pickled_plan(make, args), jobs, progress.advance)
+            plan = _pickled_plan(make, args)
+            jobs = [(self.part(index), self.path(index)) for index in missing]
+            fan_out(dask, processes, plan, jobs, progress.advance)
         elif processes == 1 or len(missing) == 1:
             self._run_here(make, args, missing, progress, enough)
         else:
-            self._run_in_processes(_pickled_plan(make, args), missing, processes, progress, enough)
+            plan = _pickled_plan(make, args)
+            self._run_in_processes(plan, missing, processes, progress, enough)
 
     def _run_here(
         self,
@@ -221,12 +221,14 @@ class Shards(Generic[Item]):
     ) -> None:
         context = multiprocessing.get_context("spawn")
         start = process_state.DiesWithParent(_number_process)
+        n_started = context.Value("i")
         count = min(processes, len(missing))
-        with ProcessPoolExecutor(count, context, start, (context.Value("i"),)) as pool:
+        with ProcessPoolExecutor(count, context, start, (n_started,)) as pool:
             sizes: dict[Future[str], int] = {}  # items of the shards under way
             for index in missing:
-                future = pool.submit(run_shard, plan, self.part(index), self.path(index))
-                sizes[future] = len(self.part(index))
+                part = self.part(index)
+                future = pool.submit(run_shard, plan, part, self.path(index))
+                sizes[future] = len(part)
             while sizes:
                 done, _ = wait(sizes, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -263,7 +265,8 @@ def run_over_rows(
     np.save(places, rows.to_numpy())
     ctx.progress.begin(ctx.stage, len(rows), unit)
     rollout = ctx.recipe.rollout
-    shards.run(make, (ctx.recipe, *more, data, places), rollout.processes, ctx.progress, rollout.dask)
+    args = (ctx.recipe, *more, data, places)
+    shards.run(make, args, rollout.processes, ctx.progress, rollout.dask)
     return shards
 
 

@@ -31,7 +31,8 @@ def why_to_make(kind: str, key: str, about: Mapping[str, Any], store: Store) -> 
         return f"damaged: {damage[0]}" if damage else CACHED
     work = store.work(kind, key)
     if work.is_dir():
-        return f"was interrupted: {'resumes' if can_resume(work) else 'the code has changed, begins anew'}"
+        what_follows = "resumes" if can_resume(work) else "the code has changed, begins anew"
+        return f"was interrupted: {what_follows}"
     return nearest_changes(store.root / kind, about) or "not made yet"
 
 
@@ -43,8 +44,11 @@ def nearest_changes(folder: Path, about: Mapping[str, Any]) -> str:
     causes = min(differences, key=len, default=[])
     if not causes:
         return ""
-    more = f", and {len(causes) - SHOWN} more" if len(causes) > SHOWN else ""
-    return f"changed: {', '.join(causes[:SHOWN])}{more}"
+    text = ", ".join(causes[:SHOWN])
+    n_more = len(causes) - SHOWN
+    if n_more > 0:
+        text += f", and {n_more} more"
+    return f"changed: {text}"
 
 
 def _newest_manifests(folder: Path) -> Iterator[dict[str, Any]]:
@@ -56,7 +60,8 @@ def _newest_manifests(folder: Path) -> Iterator[dict[str, Any]]:
             stages.append((path.stat().st_mtime, path))
     for _, stage in sorted(stages, reverse=True)[:COMPARED]:
         with contextlib.suppress(OSError, ValueError):  # another check reports a damaged manifest
-            manifest = json.loads((stage / MANIFEST).read_text(encoding="utf-8"))
+            text = (stage / MANIFEST).read_text(encoding="utf-8")
+            manifest = json.loads(text)
             if isinstance(manifest, dict):
                 yield manifest
 
@@ -115,7 +120,9 @@ def _in_words(point: Point, before: Any, after: Any) -> str:
 
 def _short_text(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= VALUE_CHARS else f"{text[: VALUE_CHARS - 3]}..."
+    if len(text) > VALUE_CHARS:
+        text = text[: VALUE_CHARS - 3] + "..."
+    return text
 
 
 def _plain_values(point: Point, value: Any) -> Iterator[tuple[Point, Any]]:

@@ -4,14 +4,14 @@ The slice of the recipe that the stage reads, the keys of its inputs, the code o
 recipe (`fingerprints.py`): prompts, files, weights, the models behind endpoints, the versions of libraries.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.benchmarks.prompt_schema import FIT, LOCAL
 from pipelines.core.provenance import version
 from pipelines.core.store import Store
 from pipelines.protocols.base import single_turn
-from pipelines.recipe.config import Recipe
+from pipelines.recipe.config import Recipe, Source
 from pipelines.recipe.plugins import dialect_code, plugin_code
 from pipelines.stages.fingerprints import cards, endpoint_fingerprints, fingerprint, prompt_digest, weights
 from pipelines.stages.stage import Stage, kind_of, seen_by
@@ -53,7 +53,9 @@ def deciding(stage: Stage, recipe: Recipe, inputs: Mapping[str, str], store: Sto
         about[name] = prompt_digest(protocol)
     if kind in ("data", "test"):  # all other stages read databases that these name, and have their keys in theirs
         data = recipe.data
-        sources = (data.sft, *data.rl, data.dev) if kind == "data" else data.test
+        sources: Sequence[Source] = data.test
+        if kind == "data":
+            sources = (data.sft, *data.rl, data.dev)
         about["sources"] = fingerprint(sources, store.root)
         described = cards(sources, store.root)
         if described:
@@ -82,4 +84,5 @@ def _minor_version(library: str) -> str | None:
     number = version(library)
     if not number:
         return number
-    return ".".join(number.split(".")[:2])
+    first_two = number.split(".")[:2]
+    return ".".join(first_two)

@@ -27,16 +27,18 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
     if store.has(step.kind, step.key):
         with contextlib.suppress(OSError):  # a store that cannot be written
             os.utime(step.folder)  # the time of its last use, by which gc goes
-        return StageResult(step.name, step.key, step.folder, read_json(step.folder / "metrics.json"), True)
+        return _stage_result(step, step.folder, cached=True)
     stage = next(stage for stage in graph.GRAPH if stage.name == step.kind)
     needs = [other for other in steps if other.name in step.needs]
-    about = deciding(replace(stage, name=step.name), recipe, {other.name: other.key for other in needs}, store)
+    keys = {other.name: other.key for other in needs}
+    about = deciding(replace(stage, name=step.name), recipe, keys, store)
     if digest(about) != step.key:
         raise _lost_stage(step.kind, step.key)
     for other in needs:
         _restore(other, recipe, store, progress, steps)
     if stage.asks_policy or stage.name == "synthesize":
-        folders = {other.name: other.folder for other in steps if other.kind in ("data", "test")}
+        question_steps = [other for other in steps if other.kind in ("data", "test")]
+        folders = {other.name: other.folder for other in question_steps}
         note_unfit_prompts(recipe, folders, progress.say)
     if not (store.root / MARK).is_file() and store.made():
         progress.say(f"the store {store.root} is of an older version: its stages have other keys and are made again")
@@ -49,11 +51,20 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
         note_code(folder)
         inputs = {other.kind: other.folder for other in needs}
         build_stage = pkgutil.resolve_name(stage.build)
-        build_stage(Context(step.name, seen_by(step.name, recipe), folder, inputs, progress))
+        seen_recipe = seen_by(step.name, recipe)
+        build_stage(Context(step.name, seen_recipe, folder, inputs, progress))
 
-    line = f"{step.name}: another run is making it; waiting"
-    folder = store.make(step.kind, step.key, build, about | {"made_by": facts()}, lambda: progress.say(line))
-    return StageResult(step.name, step.key, folder, read_json(folder / "metrics.json"), False)
+    def say_waiting() -> None:
+        progress.say(f"{step.name}: another run is making it; waiting")
+
+    manifest = about | {"made_by": facts()}
+    folder = store.make(step.kind, step.key, build, manifest, say_waiting)
+    return _stage_result(step, folder, cached=False)
+
+
+def _stage_result(step: Step, folder: Path, cached: bool) -> StageResult:
+    metrics = read_json(folder / "metrics.json")
+    return StageResult(step.name, step.key, folder, metrics, cached)
 
 
 def _restore(step: Step, recipe: Recipe, store: Store, progress: Progress, steps: Sequence[Step]) -> None:

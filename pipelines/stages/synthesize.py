@@ -40,17 +40,28 @@ def synthesize(ctx: Context) -> None:
     buys_answers = any(teacher.kind == "endpoint" for teacher in synthesis.teachers)
     if teaches_itself and is_gguf(ctx.recipe.model.source):
         ctx = _with_plain_model(ctx)
-    shards = Shards(questions, BOUGHT_SHARD if buys_answers else SHARD, ctx.folder)
+    shard_size = SHARD
+    processes = ctx.recipe.rollout.processes
+    if buys_answers:
+        shard_size = BOUGHT_SHARD
+        processes = 1
+    shards = Shards(questions, shard_size, ctx.folder)
     ctx.progress.begin(ctx.stage, len(questions), "questions")
-    processes = 1 if buys_answers else ctx.recipe.rollout.processes
-    checkpoint = factories.teaching(ctx.recipe) if teaches_itself else None
-    with serve_policy(ctx, checkpoint, not shards.is_complete()) as recipe:
-        shards.run(make_synthesis_run, (recipe, ctx.responses), processes, ctx.progress)
+    checkpoint: str | None = None
+    if teaches_itself:
+        checkpoint = factories.teaching(ctx.recipe)
+    is_unfinished = not shards.is_complete()
+    with serve_policy(ctx, checkpoint, is_unfinished) as recipe:
+        args = (recipe, ctx.responses)
+        shards.run(make_synthesis_run, args, processes, ctx.progress)
     trajectories = _read_trajectories(shards)
     frames.write(ctx.folder / frames.DATA, frames.to_frame(trajectories))
-    costs = _total_costs(shards) if buys_answers else {}
+    costs: dict[str, dict[str, float]] = {}
+    if buys_answers:
+        costs = _total_costs(shards)
     write_json(ctx.folder / COSTS, costs)
-    ctx.metrics(_synthesis_figures(trajectories, costs))
+    figures = _synthesis_figures(trajectories, costs)
+    ctx.metrics(figures)
 
 
 def _with_plain_model(ctx: Context) -> Context:
@@ -92,10 +103,11 @@ def _read_trajectories(shards: Shards[Example]) -> list[Trajectory]:
     trajectories = []
     lost = 0
     for index in range(len(shards)):
-        shard = list(read_jsonl(shards.path(index), Trajectory))
+        path = shards.path(index)
+        shard = list(read_jsonl(path, Trajectory))
         failed = sum(trajectory.failure == BROKE for trajectory in shard)
         if failed:
-            shards.path(index).unlink()
+            path.unlink()
             lost += failed
         trajectories += shard
     if lost:
@@ -135,6 +147,9 @@ class TeacherEngines:
     """The teachers of a recipe, each behind an engine of its own, over one sandbox."""
 
     def __init__(self, recipe: Recipe, responses: Path) -> None:
+        def own_policy() -> Policy:
+            return factories.policy(factories.teaching(recipe), recipe)
+
         self.recipe = recipe
         self.environment = Environment(recipe)
         self.policies = teacher_policies(
@@ -142,7 +157,7 @@ class TeacherEngines:
             self.environment.protocol,
             responses,
             self.environment.schema,
-            lambda: factories.policy(factories.teaching(recipe), recipe),
+            own_policy,
         )
 
     def take_costs(self) -> dict[str, dict[str, float]]:
@@ -164,8 +179,12 @@ class TeacherEngines:
             return trajectories
         # STaR (`HintedPolicy`): episodes that ended wrong are run once more with the gold SQL as a hint.
         outcomes = self.environment.judge(trajectories, questions)
-        wrong = [index for index, outcome in enumerate(outcomes) if not outcome.broken and not outcome.correct]
-        hinted = self._run_with_retries([requests[index] for index in wrong], HintedPolicy)
+        wrong = []
+        for index, outcome in enumerate(outcomes):
+            if not outcome.broken and not outcome.correct:
+                wrong.append(index)
+        wrong_requests = [requests[index] for index in wrong]
+        hinted = self._run_with_retries(wrong_requests, HintedPolicy)
         for index, trajectory in zip(wrong, hinted, strict=True):
             trajectories[index] = trajectory
         return trajectories
@@ -213,7 +232,8 @@ class TeacherEngines:
                     mode = RolloutMode(teacher.sampling, self.recipe.protocol.max_turns)
                     engine = self.environment.engine(wrap(policy), mode)
                     share = [requests[index] for index in indices]
-                    running.append(group.create_task(engine.run_async(share)))
+                    task = group.create_task(engine.run_async(share))
+                    running.append(task)
         except BaseExceptionGroup as many:
             raise many.exceptions[0] from None
         by_index: dict[int, Trajectory] = {}

@@ -36,9 +36,10 @@ def model(ctx: Context) -> None:
     if source == "tiny":
         from pipelines.training.model import make_tiny
 
-        protocol = build_protocol(ctx.recipe.protocol)
+        recipe = ctx.recipe
+        protocol = build_protocol(recipe.protocol)
         corpus = _corpus(ctx, protocol)
-        make_tiny(ctx.recipe.model, corpus, protocol.tags, ctx.folder / "model", ctx.recipe.seed)
+        make_tiny(recipe.model, corpus, protocol.tags, ctx.folder / "model", recipe.seed)
         _write_checkpoint_card(ctx)
     elif is_gguf(source):
         store = Store(ctx.folder.parent.parent)
@@ -61,14 +62,16 @@ def _corpus(ctx: Context, protocol: Protocol) -> list[str]:
     """Texts from which the tiny tokenizer learns its merges: demonstrations, or else prompts and gold SQL."""
     texts: list[str] = []
     if "filter" in ctx.inputs:
-        for trajectory in islice(each_trajectory(ctx.inputs["filter"] / frames.DATA), CORPUS):
+        demonstrations = each_trajectory(ctx.inputs["filter"] / frames.DATA)
+        for trajectory in islice(demonstrations, CORPUS):
             texts += (text for _, text in trajectory.prompt)
             for turn in trajectory.turns:
                 texts.append(turn.text)
                 texts.append(turn.observation or "")
         return texts
     schema = schemas(ctx.recipe)
-    for example in islice(each_example(ctx.inputs["data"], "sft", "rl"), CORPUS):
+    questions = each_example(ctx.inputs["data"], "sft", "rl")
+    for example in islice(questions, CORPUS):
         prompt = protocol.prompt(example, schema(example.database), 1)
         texts += (text for _, text in prompt)
         texts.append(example.gold_sql)
@@ -96,7 +99,8 @@ def grpo(ctx: Context) -> None:
         gold_schemas=ctx.inputs.get("gold_schema"),
         out=ctx.folder,
     )
-    with serving(ctx.checkpoint, ctx.recipe, ctx.folder, ctx.progress.say, ctx.folder / SERVED) as served:
+    served_folder = ctx.folder / SERVED
+    with serving(ctx.checkpoint, ctx.recipe, ctx.folder, ctx.progress.say, served_folder) as served:
         plan = plan.model_copy(update={"recipe": served.recipe})
         _train(ctx, plan, ("reward", "ex"), served.training)
 
@@ -120,9 +124,13 @@ def _write_held_out(ctx: Context) -> Path | None:
     if not count:
         write_jsonl(path, [])
         return None
+
+    def rank(example: Example) -> int:
+        return seeded_rank(example.id, 0, ctx.recipe.seed)
+
     dev = examples(ctx.inputs["data"], "dev")
-    by_rank = sorted(dev, key=lambda example: seeded_rank(example.id, 0, ctx.recipe.seed))
-    write_jsonl(path, by_rank[:count])
+    drawn = sorted(dev, key=rank)[:count]
+    write_jsonl(path, drawn)
     if not dev:
         return None
     return path
@@ -150,7 +158,8 @@ def _questions(ctx: Context) -> list[Example]:
     for pool in ("sft", "rl"):  # A question of both pools is learned as the RL pool has it: there it was scored.
         ids_and_rows = rows_of(data, pool).select("id", "row")
         row_of.update(ids_and_rows.iter_rows())
-    return examples_at(data, [row_of[id] for id in ids])
+    rows = [row_of[id] for id in ids]
+    return examples_at(data, rows)
 
 
 def _train(ctx: Context, plan: Plan, curves: tuple[str, ...], devices: tuple[str, ...] | None = None) -> None:
@@ -178,13 +187,15 @@ def _train(ctx: Context, plan: Plan, curves: tuple[str, ...], devices: tuple[str
     _write_checkpoint_card(ctx)
     ctx.metrics(summarise_curves(ctx))
     if plan.kind == "grpo":
-        alarm = nothing_learned(_read_curves(ctx), ctx.recipe.grpo)
+        curve_lines = _read_curves(ctx)
+        alarm = nothing_learned(curve_lines, ctx.recipe.grpo)
         if alarm is not None:
             ctx.progress.warn(f"{ctx.stage}: {alarm}")
 
 
 def _write_checkpoint_card(ctx: Context) -> None:
-    inputs = {name: folder.name for name, folder in sorted(ctx.inputs.items())}
+    in_order = sorted(ctx.inputs.items())
+    inputs = {name: folder.name for name, folder in in_order}
     write_card(ctx.folder / "model", ctx.recipe, ctx.stage, inputs)
 
 
@@ -200,7 +211,8 @@ def summarise_curves(ctx: Context) -> dict[str, float]:
     n_last = max(1, len(lines) // 10)
     last_tenth = lines[-n_last:]
     names: set[str] = set().union(*last_tenth)
-    for name in sorted(names - {"step", HELD_OUT, HELD_OUT_TURNS}):
+    names -= {"step", HELD_OUT, HELD_OUT_TURNS}
+    for name in sorted(names):
         curve = values(last_tenth, name)
         if all(isinstance(value, int | float) for value in curve):
             figures[name] = sum(curve) / len(curve)

@@ -32,11 +32,16 @@ class WatchedTraining:
             for folder in (step.folder, self.store.work(step.name, step.key)):
                 if not (folder / CURVES).is_file():
                     continue
-                state = "finished" if self.store.has(step.name, step.key) else "running, or stopped"
+                state = "running, or stopped"
+                if self.store.has(step.name, step.key):
+                    state = "finished"
                 grpo = self.recipe.grpo
-                n_steps = grpo.steps if step.name == "grpo" and grpo.epochs is None else None
-                lines = watch.view(watch.read_curves(folder), n_steps)
-                return "\n".join([f"{self.recipe.name}: {step.name} {step.key}, {state}", *lines])
+                n_steps: int | None = None
+                if step.name == "grpo" and grpo.epochs is None:
+                    n_steps = grpo.steps
+                head = f"{self.recipe.name}: {step.name} {step.key}, {state}"
+                curves = watch.read_curves(folder)
+                return "\n".join([head, *watch.view(curves, n_steps)])
         return None
 
 
@@ -44,5 +49,6 @@ def watched_training(recipe: Recipe, store: Store) -> WatchedTraining:
     """The training of a recipe; an error if it trains nothing."""
     steps = [step for step in graph.plan(recipe, store) if step.name in graph.TRAINING]
     if not steps:
-        raise DataError(f"recipe {recipe.name} trains nothing", f"Its stages: {', '.join(recipe.stages)}.")
+        stages = ", ".join(recipe.stages)
+        raise DataError(f"recipe {recipe.name} trains nothing", f"Its stages: {stages}.")
     return WatchedTraining(recipe, store, steps)
