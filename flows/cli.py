@@ -88,7 +88,10 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that is called, and its arguments."""
         name, _, rest = super().resolve_command(ctx, args)
-        return name, None if name is None else load_command(name), rest
+        command = None
+        if name is not None:
+            command = load_command(name)
+        return name, command, rest
 
 
 def load_command(name: str) -> Any:
@@ -169,7 +172,10 @@ def main() -> None:
         from pipelines.core.types import plain
 
         print(f"error: {plain(line)}", file=sys.stderr)
-        sys.exit(error.exit_code if isinstance(error, SqltrainError) else 1)
+        code = 1
+        if isinstance(error, SqltrainError):
+            code = error.exit_code
+        sys.exit(code)
     if code == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it would end the end with a traceback
         print("stopped; the same command goes on from here", file=sys.stderr)
@@ -186,8 +192,9 @@ def user_error(error: Exception) -> str | None:
         return f"cannot use {error.filename or 'a file'}: {error.strerror}"
     # Prefect raises it when it is imported, for a malformed address or number.
     if isinstance(error, ValueError) and getattr(error, "title", None) == "Settings":
-        reasons = [detail["msg"] for detail in getattr(error, "errors", list)()]  # without the values: one is a key
-        return f"Prefect's settings cannot be read: {'; '.join(reasons)}. Look at the variables PREFECT_..."
+        details = getattr(error, "errors", list)()
+        reasons = "; ".join(detail["msg"] for detail in details)  # without the values: one is a key
+        return f"Prefect's settings cannot be read: {reasons}. Look at the variables PREFECT_..."
     # pathlib raises it for ~nobody/x, and for a link that leads to itself.
     if isinstance(error, RuntimeError) and str(error).startswith(("Could not determine home", "Symlink loop")):
         return str(error)

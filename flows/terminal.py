@@ -166,7 +166,8 @@ def walk(
 
 def run(recipe: Recipe, store: Store, until: str | None) -> list[StageResult]:
     """A plain run with its progress on the screen."""
-    return run_steps(recipe, store, graph.plan(recipe, store, until))
+    steps = graph.plan(recipe, store, until)
+    return run_steps(recipe, store, steps)
 
 
 def run_steps(recipe: Recipe, store: Store, steps: Sequence[Step]) -> list[StageResult]:
@@ -174,15 +175,21 @@ def run_steps(recipe: Recipe, store: Store, steps: Sequence[Step]) -> list[Stage
     from tasks.run import Tracker
 
     title = plain(recipe.title or "a recipe")
-    store_text = (f"(store: {plain(str(store.root))})", "dim")
-    console.print(Text.assemble((plain(recipe.name), "bold"), f": {title} ", store_text), soft_wrap=True)
+    root = plain(str(store.root))
+    head = Text()
+    head.append(plain(recipe.name), "bold")
+    head.append(f": {title} ")
+    head.append(f"(store: {root})", "dim")
+    console.print(head, soft_wrap=True)
     with Bars(console) as bars, Tracker(recipe, store, bars.say) as tracker:
         return walk(recipe, store, steps, progress=bars, tracker=tracker, on_stage=print_stage)
 
 
 def print_stage(result: StageResult, seconds: float) -> None:
     """Print a finished stage: its key, its time and its figures."""
-    duration = "cached" if result.cached else f"{seconds:.1f} s"
+    duration = f"{seconds:.1f} s"
+    if result.cached:
+        duration = "cached"
     head = f"✓ {result.name:<16} {result.key}  {duration:<10}"
     figures = console_text.stage_figures(result.name, result.metrics)
     folded = textwrap.fill(head + figures, console.width, subsequent_indent="    ", break_on_hyphens=False)

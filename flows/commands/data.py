@@ -112,20 +112,23 @@ def review_recipe(name: str, overrides: Sequence[str] | None, out: Path | None, 
 
     recipe, _ = open_recipe(name, overrides)
     if recipe.data.without_path:
-        say(f"note: {NO_PATH.format(', '.join(recipe.data.without_path))}")
+        settings = ", ".join(recipe.data.without_path)
+        say("note: " + NO_PATH.format(settings))
     files = ReviewFiles.of(out or Path("corrections.jsonl"))
     with (
         tempfile.TemporaryDirectory() as folder,
         sql_engine(recipe, WORKERS) as sql,
         server.listening(port) as listener,
     ):
-        questions = examine(items.read_sources(recipe, Path(folder)), sql)
+        unexamined = items.read_sources(recipe, Path(folder))
+        questions = examine(unexamined, sql)
         corrections = items.corrected(recipe, questions)
         doubted = [question for question in questions if question.doubts]
         if not doubted:
             say(f"nothing speaks against the gold SQL of {recipe.name}: {len(questions):,} looked at")
             return
-        server.serve(Review(recipe.name, doubted, files, corrections), sql, listener, say)
+        recipe_review = Review(recipe.name, doubted, files, corrections)
+        server.serve(recipe_review, sql, listener, say)
 
 
 def review_file(path: Path, database: str | None, out: Path | None, port: int) -> None:
@@ -133,19 +136,24 @@ def review_file(path: Path, database: str | None, out: Path | None, port: int) -
     from pipelines.review import items, server
     from pipelines.review.decisions import Review, ReviewFiles
 
-    files = ReviewFiles.of(out or path.with_name(f"{path.name.removesuffix('.jsonl')}.reviewed.jsonl"))
+    name = path.name.removesuffix(".jsonl")
+    files = ReviewFiles.of(out or path.with_name(f"{name}.reviewed.jsonl"))
     written = [file.resolve() for file in (files.out, files.rejected, files.decisions)]
     if path.resolve() in written:
         raise DataError(f"the review would write over its questions, {path}", "Pass another --out FILE.jsonl.")
     questions, databases = items.read_file(path, database)
-    address = None if database is None else databases[0].address
+    address: str | None = None
+    if database is not None:
+        address = databases[0].address
     if address is None and files.out.parent.resolve() != path.parent.resolve():
         # A line's own path to its database would lead elsewhere from another folder: all questions must have one.
         if len(databases) > 1:
             raise DataError("the questions name several databases", "Let --out name a file in their folder.")
         address = databases[0].address
     with named.sandbox(databases, Execution(), WORKERS) as sql, server.listening(port) as listener:
-        server.serve(Review(path.name, examine(questions, sql), files, None, address), sql, listener, say)
+        examined = examine(questions, sql)
+        file_review = Review(path.name, examined, files, None, address)
+        server.serve(file_review, sql, listener, say)
 
 
 def examine(questions: list["Item"], sql: SqlEngine) -> list["Item"]:
@@ -178,6 +186,10 @@ def data_add(
 
       sqltrain data add own ~/sales.jsonl --name sales
     """
-    added = add_benchmark(name, path, lambda line: typer.echo(line, err=json_output), called=called)
+
+    def say_beside_json(line: str) -> None:
+        typer.echo(line, err=json_output)
+
+    added = add_benchmark(name, path, say_beside_json, called=called)
     if json_output:
         emit(added)

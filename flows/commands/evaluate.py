@@ -194,16 +194,14 @@ def compare(
 
 def print_comparison(data: ReportData, runs: Sequence[EvaluationRun], flips: int) -> None:
     """Print the figures of each run, each pair's comparison, and the latency of answers."""
-    summaries = {run.name: summary for run, summary in zip(runs, data.summaries, strict=True)}
-    console.print(console_text.render(console_text.figures_table(summaries), console.width))
-    n_questions = {
-        system.name: summary.n_questions for system, summary in zip(data.systems, data.summaries, strict=True)
-    }
+    summaries = {system.name: summary for system, summary in data.by_system}
+    figures = console_text.figures_table(summaries)
+    console.print(console_text.render(figures, console.width))
     for comparison in data.comparisons:
         console.print()
         console_text.show_comparison(console, comparison, flips)
-        old = n_questions[comparison.before]
-        new = n_questions[comparison.after]
+        old = summaries[comparison.before].n_questions
+        new = summaries[comparison.after].n_questions
         if comparison.mode == "greedy" and comparison.paired.n < max(old, new):
             line = f"compared on {comparison.paired.n:,} questions, of {old:,} and {new:,}"
             say(f"{line}: the others are not in both")
@@ -260,14 +258,18 @@ def report(
         raise DataError(f"the stages of recipe {loaded.name} end without a report", "Add report to `stages`.")
     missing = [step.name for step in steps if not step.cached and step.kind != "report"]
     if missing:
-        raise DataError(f"recipe {loaded.name} is not finished: {', '.join(missing)} to do", FIRST_RUN)
-    first, *others = (result for result in terminal.run(loaded, store, None) if result.kind == "report")
+        names = ", ".join(missing)
+        raise DataError(f"recipe {loaded.name} is not finished: {names} to do", FIRST_RUN)
+    results = terminal.run(loaded, store, None)
+    first, *others = (result for result in results if result.kind == "report")
     page = first.folder / "report.html"
     if out is not None:
         copy_page(page, out)
     say(str(out or page))
     for result in others:  # reports of further benchmarks
-        say(f"{benchmark_of(result.name)}  {result.folder / 'report.html'}")
+        benchmark = benchmark_of(result.name)
+        other_page = result.folder / "report.html"
+        say(f"{benchmark}  {other_page}")
 
 
 def copy_page(page: Path, out: Path) -> None:
@@ -340,7 +342,8 @@ def print_score(scored: PredictionScore) -> None:
         cells = [f"{figures[level]:.1f}" if level in figures else "-" for level in summary.counts]
         table.add_row(name, *cells)
     console.print(table)
-    for line in (*disagreement_lines(scored), *left_out_lines(scored), *prediction_remarks(scored)):
+    lines = disagreement_lines(scored) + left_out_lines(scored) + prediction_remarks(scored)
+    for line in lines:
         say(line)
 
 
@@ -351,8 +354,12 @@ def disagreement_lines(scored: PredictionScore) -> list[str]:
         if scored.equalities[0] in (yes, no):
             lines.append(f"{yes} yes, {no} no: {len(numbers)} items ({listed(numbers)})")
     for name, figures in scored.summary.reliability.items():
-        texts = [f"{figure.replace('_', ' ')} {value:.1f}" for figure, value in figures.items()]
-        lines.append(f"{name}, with the questions that have no answer: {', '.join(texts)}")
+        texts = []
+        for figure, value in figures.items():
+            title = figure.replace("_", " ")
+            texts.append(f"{title} {value:.1f}")
+        figures_in_words = ", ".join(texts)
+        lines.append(f"{name}, with the questions that have no answer: {figures_in_words}")
     return lines
 
 
@@ -362,7 +369,9 @@ def left_out_lines(scored: PredictionScore) -> list[str]:
     lines = []
     if summary.without_level:
         count = f"{len(summary.without_level)} gold queries have none of BIRD's difficulties"
-        effect = "they are in the column all alone" if summary.is_by_difficulty else "levels are Spider's"
+        effect = "levels are Spider's"
+        if summary.is_by_difficulty:
+            effect = "they are in the column all alone"
         lines.append(f"{count}: {effect} ({listed(summary.without_level)})")
     if summary.failed_golds:
         count = f"{len(summary.failed_golds)} questions are scored without those of their gold queries that did not run"
@@ -370,10 +379,11 @@ def left_out_lines(scored: PredictionScore) -> list[str]:
     if summary.errors:
         counts = ", ".join(f"{name} {number}" for name, number in summary.errors.items())
         lines.append(f"predictions that did not run: {counts}")
-    for title, items in (("gold errors", summary.gold_errors), ("not available", summary.unavailable)):
+    uncounted = {"gold errors": summary.gold_errors, "not available": summary.unavailable}
+    for title, items in uncounted.items():
         if items:
-            reasons = listed([f"item {number}: {error}" for number, error in items])
-            lines.append(f"{title}, not counted: {len(items)} ({reasons})")
+            reasons = [f"item {number}: {error}" for number, error in items]
+            lines.append(f"{title}, not counted: {len(items)} ({listed(reasons)})")
     if summary.with_unavailable:
         figures = ", ".join(f"{name} {value:.1f}" for name, value in summary.with_unavailable.items())
         share = f"{100 * summary.unavailable_share:.1f} % of the items are not available"
@@ -408,4 +418,6 @@ def prediction_remarks(scored: PredictionScore) -> list[str]:
 def listed(items: Sequence[object]) -> str:
     """The first of some items, with commas between."""
     text = ", ".join(map(str, items[:MAX_LISTED]))
-    return f"{text}, ..." if len(items) > MAX_LISTED else text
+    if len(items) > MAX_LISTED:
+        text += ", ..."
+    return text

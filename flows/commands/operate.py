@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -88,19 +88,28 @@ def nightly(
         return
     loaded, store = open_recipe(recipe, overrides, store_folder)
     announce_if_stale(loaded.name, store, terminal.say)
-    days = [None] if since is None else inbox.delivery_days(loaded.nightly, since.date())
+    days: Sequence[date | None] = [None]
+    if since is not None:
+        days = inbox.delivery_days(loaded.nightly, since.date())
     for day in days:
         with Bars(terminal.console) as bars:
             with Tracker(loaded, store, bars.say, night_title(loaded, store)) as tracker:
                 walk = functools.partial(terminal.walk, progress=bars, tracker=tracker)
-                line = run_night(NightContext(recipe, words, loaded, store, walk, contracts.check), day)
+                context = NightContext(recipe, words, loaded, store, walk, contracts.check)
+                line = run_night(context, day)
                 tracker.note_decision(line)
             announce_champion(loaded.name, store, bars.say)
         if json_output:
             emit(line)
         else:
-            prefix = "" if day is None else f"{day}: "
-            terminal.say(f"{prefix}{line['decision']}: {line['reason']}")
+            text = f"{line['decision']}: {line['reason']}"
+            if day is not None:
+                text = f"{day}: {text}"
+            terminal.say(text)
+
+
+def echo_error(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def run_deployment(deployment: str, parameters: dict[str, Any], json_output: bool) -> None:
@@ -118,7 +127,7 @@ def run_deployment(deployment: str, parameters: dict[str, Any], json_output: boo
     if deployment.count("/") != 1:
         raise unknown
     try:
-        state = run_elsewhere(deployment, parameters, lambda line: typer.echo(line, err=True))
+        state = run_elsewhere(deployment, parameters, echo_error)
     except ObjectNotFound:
         raise unknown from None
     except PrefectHTTPStatusError as error:
@@ -139,21 +148,25 @@ def champion_show(
     Example: sqltrain champion show miniature
     """
     loaded, store = open_recipe(recipe, overrides, store_folder)
-    announce_if_stale(loaded.name, store, lambda line: typer.echo(line, err=True))
+    announce_if_stale(loaded.name, store, echo_error)
     ledger = Ledger(store, loaded.name)
     by_tier: dict[str, list[dict[str, Any]]] = {tier: [] for tier in TIERS}
     for tier, rows in by_tier.items():
         for champion in reversed(ledger.champions(tier)):
-            model = str(store.folder(champion.stage, champion.key) / "model")
-            n_batches = len(champion.batches)
-            rows.append({"stage": champion.stage, "key": champion.key, "model": model, "batches": n_batches})
+            folder = store.folder(champion.stage, champion.key)
+            row: dict[str, Any] = {"stage": champion.stage, "key": champion.key}
+            row["model"] = str(folder / "model")
+            row["batches"] = len(champion.batches)
+            rows.append(row)
     if json_output:
         emit({"champions": by_tier[PROD], STAGING: by_tier[STAGING]})
         return
     titles = {PROD: "champion", STAGING: STAGING}
     for tier, rows in by_tier.items():
         for number, row in enumerate(rows):
-            title = titles[tier] if number == 0 else "before"
+            title = "before"
+            if number == 0:
+                title = titles[tier]
             typer.echo(f"{title:<9} {row['model']}  ({row['batches']} batches learned)")
     if not any(by_tier.values()):
         typer.echo(f"{loaded.name} has no champion yet; run: sqltrain nightly {recipe}")
@@ -180,8 +193,9 @@ def champion_rollback(
     loaded, store = open_recipe(recipe, overrides, store_folder)
     former, came = Ledger(store, loaded.name).rollback(tier)
     announce_champion(loaded.name, store, typer.echo)
-    who = "champion" if tier == PROD else tier
-    typer.echo(f"{who}: {store.folder(came.stage, came.key) / 'model'} (was {former.stage}/{former.key})")
+    title = "champion" if tier == PROD else tier
+    model = store.folder(came.stage, came.key) / "model"
+    typer.echo(f"{title}: {model} (was {former.stage}/{former.key})")
 
 
 @champion_app.command("promote")
@@ -193,9 +207,11 @@ def champion_promote(recipe: RecipeName, overrides: Overrides = None, store_fold
     Example: sqltrain champion promote miniature
     """
     loaded, store = open_recipe(recipe, overrides, store_folder)
-    made = Ledger(store, loaded.name).promote()["challenger"]
+    line = Ledger(store, loaded.name).promote()
     announce_champion(loaded.name, store, typer.echo)
-    typer.echo(f"champion: {store.folder(made['stage'], made['key']) / 'model'} (from staging)")
+    promoted = line["challenger"]
+    model = store.folder(promoted["stage"], promoted["key"]) / "model"
+    typer.echo(f"champion: {model} (from staging)")
 
 
 @app.command()
@@ -267,8 +283,12 @@ def store_ls(
       sqltrain store ls --all --store /data/store
     """
     store = existing_store(store_folder)
-    kinds = {name: {"stages": count, "bytes": size} for name, (count, size) in store_gc.usage_by_kind(store).items()}
-    stages = stages_with_reasons(store) if every else []
+    kinds = {}
+    for kind, (count, n_bytes) in store_gc.usage_by_kind(store).items():
+        kinds[kind] = {"stages": count, "bytes": n_bytes}
+    stages: list[dict[str, Any]] = []
+    if every:
+        stages = stages_with_reasons(store)
     if json_output:
         values: dict[str, Any] = {"store": str(store.root), "kinds": kinds}
         if every:
@@ -277,11 +297,14 @@ def store_ls(
         return
     typer.echo(store.root)
     for kind, use in kinds.items():
-        typer.echo(f"{human(use['bytes']):>10}  {use['stages']:>5} finished  {kind}")
+        size = human(use["bytes"])
+        typer.echo(f"{size:>10}  {use['stages']:>5} finished  {kind}")
     total = sum(use["bytes"] for use in kinds.values())
     typer.echo(f"{human(total):>10}  in all")
     for stage in stages:
-        typer.echo(f"{human(stage['bytes']):>10}  {stage['name']:<40} {stage['needed']}".rstrip())
+        size = human(stage["bytes"])
+        line = f"{size:>10}  {stage['name']:<40} {stage['needed']}"
+        typer.echo(line.rstrip())
 
 
 def stages_with_reasons(store: Store) -> list[dict[str, Any]]:
@@ -289,8 +312,10 @@ def stages_with_reasons(store: Store) -> list[dict[str, Any]]:
     reasons = store_gc.reasons_to_keep(store)
     stages = []
     for name in store.made():
-        n_bytes = store_gc.size_of(store.folder(*name))
-        stages.append({"name": "/".join(name), "bytes": n_bytes, "needed": reasons.get(name, "")})
+        stage: dict[str, Any] = {"name": "/".join(name)}
+        stage["bytes"] = store_gc.size_of(store.folder(*name))
+        stage["needed"] = reasons.get(name, "")
+        stages.append(stage)
     return stages
 
 
@@ -326,8 +351,10 @@ def collect(
         count += 1
         n_bytes += candidate.n_bytes
         typer.echo(f"{verb} {path}  {human(candidate.n_bytes)}")
-    hint = "; with --delete they go" if candidates and not delete else ""
-    typer.echo(f"{count} folders, {human(n_bytes)}{hint}")
+    line = f"{count} folders, {human(n_bytes)}"
+    if candidates and not delete:
+        line += "; with --delete they go"
+    typer.echo(line)
 
 
 @store_app.command("verify")
@@ -337,17 +364,23 @@ def verify(store_folder: StoreOption = None) -> None:
     Example: sqltrain store verify --store /data/store
     """
     store = existing_store(store_folder)
-    bad = count = 0
+    count = 0
+    n_damaged = 0
     for stage, key in store.made():
         count += 1
-        wrong = store.damage(stage, key, whole=True)
-        if wrong:
-            bad += 1
-            more = f" and {len(wrong) - MAX_LISTED} more" if len(wrong) > MAX_LISTED else ""
-            typer.echo(f"damaged: {store.folder(stage, key)}: {', '.join(wrong[:MAX_LISTED])}{more}")
-    typer.echo(f"{count} stages, {bad} damaged")
-    if bad:
-        raise SqltrainError(f"{bad} stages are damaged", "Remove their folders and run again.")
+        damaged_files = store.damage(stage, key, whole=True)
+        if not damaged_files:
+            continue
+        n_damaged += 1
+        listed = ", ".join(damaged_files[:MAX_LISTED])
+        n_more = len(damaged_files) - MAX_LISTED
+        if n_more > 0:
+            listed += f" and {n_more} more"
+        folder = store.folder(stage, key)
+        typer.echo(f"damaged: {folder}: {listed}")
+    typer.echo(f"{count} stages, {n_damaged} damaged")
+    if n_damaged:
+        raise SqltrainError(f"{n_damaged} stages are damaged", "Remove their folders and run again.")
 
 
 @store_app.command("pin")
@@ -364,8 +397,10 @@ def store_pin(
 
       sqltrain store pin report/da120b4f --off
     """
-    stage, key = store_gc.pin(existing_store(store_folder), name, not off)
-    typer.echo(f"{'no longer kept' if off else 'kept'}: {stage}/{key}")
+    store = existing_store(store_folder)
+    stage, key = store_gc.pin(store, name, not off)
+    fate = "no longer kept" if off else "kept"
+    typer.echo(f"{fate}: {stage}/{key}")
 
 
 @store_app.command("push")
@@ -387,7 +422,8 @@ def store_pull(url: Url, names: Names = None, store_folder: StoreOption = None) 
 
     Example: sqltrain store pull s3://bucket/sqltrain data synthesize filter
     """
-    pull_stages(split_store(None, store_folder)[1], url, names or [], typer.echo)
+    _, store = split_store(None, store_folder)
+    pull_stages(store, url, names or [], typer.echo)
 
 
 def existing_store(folder: str | None) -> Store:
@@ -401,8 +437,10 @@ def existing_store(folder: str | None) -> Store:
 def human(n_bytes: int) -> str:
     """A size for people, in powers of 1,024."""
     size = float(n_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    if size < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
         size /= 1024
-    return f"{size:.1f} TiB"
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"

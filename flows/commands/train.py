@@ -86,14 +86,18 @@ def stages(
     for step in steps:
         if step.cached:
             state = "[green]cached[/]"
-            text = console_text.stage_figures(step.name, read_json(step.folder / "metrics.json"))
+            metrics = read_json(step.folder / "metrics.json")
+            text = console_text.stage_figures(step.name, metrics)
         else:
             state = "[yellow]to do[/]"
             text = plain(step.why)
-        table.add_row(step.name, step.key, state, Text(textwrap.fill(text, width, break_on_hyphens=False)))
+        folded = textwrap.fill(text, width, break_on_hyphens=False)
+        table.add_row(step.name, step.key, state, Text(folded))
     terminal.console.print(table)
     if json_output:
-        values = [{"name": step.name, "key": step.key, "cached": step.cached, "why": step.why} for step in steps]
+        values = []
+        for step in steps:
+            values.append({"name": step.name, "key": step.key, "cached": step.cached, "why": step.why})
         emit({"stages": values})
 
 
@@ -141,10 +145,11 @@ def adapt(
         if json_output:
             emit({"recipe": str(adaptation.recipe_path), "to_make": adaptation.stages_to_make})
         return
-    results = {result.name: result for result in terminal.run(adaptation.recipe, adaptation.store, None)}
+    finished = terminal.run(adaptation.recipe, adaptation.store, None)
+    results = {result.name: result for result in finished}
     decision, sides = decide_adaptation(adaptation, results)
     tables = adaptation.write_page(results, decision, sides)
-    terminal.print_results(adaptation.recipe, adaptation.store, list(results.values()), json_output=False)
+    terminal.print_results(adaptation.recipe, adaptation.store, finished, json_output=False)
     for table in tables:
         terminal.console.print(console_text.render(table, terminal.console.width))
     for line in adaptation.outcome_lines(decision):
@@ -259,16 +264,19 @@ def show(
         for line in deviations.deviation_lines(loaded):
             typer.echo(line)
         return
-    typer.echo(yaml_text(loaded.model_dump(mode="json"), width=80), nl=False)
+    values = loaded.model_dump(mode="json")
+    typer.echo(yaml_text(values, width=80), nl=False)
 
 
 @app.command("recipes")
 def list_recipes() -> None:
     """List the recipes and their variants."""
     for name in recipes.recipe_names():
-        typer.echo(f"{name:<16} {recipes.load(name).title}")
+        recipe = recipes.load(name)
+        typer.echo(f"{name:<16} {recipe.title}")
         for variant, changes in recipes.variants(name).items():
-            typer.echo(f"  variant={variant:<20} {' '.join(changes)}")
+            listed = " ".join(changes)
+            typer.echo(f"  variant={variant:<20} {listed}")
 
 
 @app.command()
@@ -299,7 +307,10 @@ def check(
         emit(checked.values())
     problems = checked.problems
     if problems:
-        raise UserError(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}, the first: {problems[0]}")
+        count = "1 problem"
+        if len(problems) > 1:
+            count = f"{len(problems)} problems"
+        raise UserError(f"{count}, the first: {problems[0]}")
 
 
 SweepName = Annotated[
@@ -346,7 +357,8 @@ def sweep(
       sqltrain sweep sql_trail/table7 data.sft.path=SPIDER data.rl.0.path=SYNSQL data.rl.1.path=SPIDER --plan
     """
     words, store = split_store(axes, store_folder)
-    planned = plan_sweep(SweepRequest(what, words, baseline, miniature, out), store)
+    request = SweepRequest(what, words, baseline, miniature, out)
+    planned = plan_sweep(request, store)
     for line in planned.lines():
         say(line)
     if plan:

@@ -80,16 +80,16 @@ def connect(
     connected = connection.write_card(fresh, findings, dbt_target, say)
     print_connected(connected)
     if json_output:
-        emit(
-            {
-                "name": connected.name,
-                "card": str(connected.path),
-                "engine": connected.card.engine,
-                "tables": len(connected.fresh.tables),
-                "columns": connected.n_columns,
-                "findings": {kind: len(found) for kind, found in connected.findings_by_kind.items()},
-            }
-        )
+        counts = {kind: len(found) for kind, found in connected.findings_by_kind.items()}
+        values = {
+            "name": connected.name,
+            "card": str(connected.path),
+            "engine": connected.card.engine,
+            "tables": len(connected.fresh.tables),
+            "columns": connected.n_columns,
+            "findings": counts,
+        }
+        emit(values)
 
 
 def print_connected(connected: ConnectedDatabase) -> None:
@@ -103,12 +103,13 @@ def print_connected(connected: ConnectedDatabase) -> None:
             say(f"  {plain(finding.where)}: {plain(finding.advice)}")
         if len(findings) > MAX_FINDINGS:
             say(f"  ... and {len(findings) - MAX_FINDINGS} more")
-    endpoints = client.endpoints(client.endpoints_path())
-    model = f"endpoint:{next(iter(endpoints), 'NAME')}"
-    ask_command = f'sqltrain ask "..." --database {connected.name} --model {model}'
+    endpoints_path = client.endpoints_path()
+    endpoints = client.endpoints(endpoints_path)
+    endpoint = next(iter(endpoints), "NAME")
+    ask_command = f'sqltrain ask "..." --database {connected.name} --model endpoint:{endpoint}'
     say(f"wrote {connected.path}: edit it, then ask with: {ask_command}")
     if not endpoints:
-        say(f"  there is no endpoint yet: add one to {client.endpoints_path()}: {client.EXAMPLE}")
+        say(f"  there is no endpoint yet: add one to {endpoints_path}: {client.EXAMPLE}")
         say(f"  --model takes a checkpoint folder, too; without any, sqltrain mcp {connected.name} serves the SQL tool")
     password_variable = connected.card.password_env
     if password_variable is not None and connected.is_address:
@@ -151,7 +152,10 @@ def ask(
         opened = models.open_model(model, recipe or models.DEFAULT_RECIPE, rest, store)
         ask_model(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
-    folder = None if model is None else model_folder(model, split_store(overrides, store_folder)[1], say)
+    folder: Path | None = None
+    if model is not None:
+        _, store = split_store(overrides, store_folder)
+        folder = model_folder(model, store, say)
     loaded, store = open_recipe(recipe or "miniature", overrides, store_folder, folder)
     ask_model(loaded, store, question, database, folder, typer.echo)
 
@@ -238,7 +242,8 @@ def export(
       sqltrain export grpo/0a1b2c3d4e5f ~/agent --push me/agent
     """
     words, store = split_store(overrides, store_folder)
-    export_model(ExportRequest(model, words, out.expanduser(), to, quantize, push), store, say)
+    request = ExportRequest(model, words, out.expanduser(), to, quantize, push)
+    export_model(request, store, say)
 
 
 @app.command()
@@ -274,7 +279,8 @@ def mcp(
     if model is None:
         serve_tool(databases, Execution(), rows, port)
         return
-    served = models.CurrentModel(model, recipe, [], split_store(None, store_folder)[1])
+    _, store = split_store(None, store_folder)
+    served = models.CurrentModel(model, recipe, [], store)
     serve_tool(databases, Execution(), rows, port, lambda: served.model, served.follow)
 
 
@@ -339,5 +345,6 @@ def feedback_delete(
     count = Feedback(folder, create=False).delete(user)
     if json_output:
         emit({"deleted": count})
-    else:
-        typer.echo(f"deleted {count} question{'' if count == 1 else 's'}")
+        return
+    noun = "question" if count == 1 else "questions"
+    typer.echo(f"deleted {count} {noun}")

@@ -54,8 +54,10 @@ class CommonOverrides(BaseModel):
         words = []
         if self.variant is not None:
             words.append(f"variant={self.variant}")
-        for name, value in self.model_dump(exclude_none=True, exclude={"variant"}).items():
-            words.append(f"{KEYS[name]}={json.dumps(value)}")
+        fields = self.model_dump(exclude_none=True, exclude={"variant"})
+        for name, value in fields.items():
+            key = KEYS[name]
+            words.append(f"{key}={json.dumps(value)}")
         return (*words, *more)
 
     def check(self, recipe: Recipe) -> None:
@@ -89,9 +91,12 @@ def set_home() -> dict[str, str]:
 
     events.emit_first_state()
     home = os.environ.get(HOME)
-    if not home and not (CHECKOUT / "pyproject.toml").is_file():
+    is_checkout = (CHECKOUT / "pyproject.toml").is_file()
+    if not home and not is_checkout:
         raise ResourceError(f"{HOME} is not set", "Set it for the worker: the folder of its inbox and its store.")
-    folder = Path(home) if home else CHECKOUT
+    folder = CHECKOUT
+    if home:
+        folder = Path(home)
     if not folder.is_dir():
         raise ResourceError(f"{HOME} names no folder: {folder}", "Set it for the worker, or make the folder.")
     return {"directory": str(folder)}
@@ -140,7 +145,8 @@ def _is_open(key: str) -> bool:
     if key in OPEN_KEYS:
         return True
     names = key.split(".")
-    prefixes = {".".join(names[:count]) for count in range(1, len(names) + 1)}
+    lengths = range(1, len(names) + 1)
+    prefixes = {".".join(names[:length]) for length in lengths}
     return names[0] in OPEN_SECTIONS and prefixes.isdisjoint(CLOSED_KEYS)
 
 
@@ -157,7 +163,8 @@ def _changes(before: Any, after: Any, key: str) -> Iterator[tuple[str, Any]]:
     left = {} if before is None else before
     right = {} if after is None else after
     if isinstance(left, Mapping) and isinstance(right, Mapping):
-        for name in {**left, **right}:
+        names = {**left, **right}
+        for name in names:
             inner_key = f"{key}.{name}" if key else str(name)
             yield from _changes(left.get(name), right.get(name), inner_key)
     elif before != after:

@@ -50,7 +50,8 @@ def retrain(
         since: Replay: a night for each day from this one on of which the inbox has files with new questions.
     """
     inbox_override = [f"nightly.inbox={inbox}"] if inbox else []
-    changes = common.overrides((*inbox_override, *overrides))
+    further_overrides = (*inbox_override, *overrides)
+    changes = common.overrides(further_overrides)
     recipe_changes, _ = split_store(changes)
     loaded, opened = open_form(recipe, changes, store)
     common.check(loaded)
@@ -59,7 +60,9 @@ def retrain(
     step_by_step = walk_on_gpu if gpu_pool else walk
     ledger = Ledger(opened, loaded.name)
     n_lines_before = len(ledger.lines())
-    days = [None] if since is None else inboxes.delivery_days(loaded.nightly, since)
+    days: Sequence[date | None] = [None]
+    if since is not None:
+        days = inboxes.delivery_days(loaded.nightly, since)
     for day in days:
         with tracked(loaded, opened, night_title(loaded, opened)) as tracker:
             make = _bound_walk(step_by_step, tracker)
@@ -100,7 +103,8 @@ def promote(recipe: RecipeName = "miniature", store: str = "") -> State[Any]:
     """
     loaded, opened = open_form(recipe, (), store)
     line = Ledger(opened, loaded.name).promote()
-    announce_champion(loaded.name, opened, get_run_logger().warning)
+    warn = get_run_logger().warning
+    announce_champion(loaded.name, opened, warn)
     show(events.publish_champion, loaded.name, opened, line)
     challenger = line["challenger"]
     return Completed(name="Promoted", message=f"{challenger['stage']}/{challenger['key']}")

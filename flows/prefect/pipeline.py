@@ -47,9 +47,13 @@ def tracked(recipe: Recipe, store: Store, name: str = "") -> Iterator[Tracker]:
     warn = get_run_logger().warning
     tags = {"flow_run": run_id, "flow_run_name": str(runtime.flow_run.name)}
     mark_dead_runs(store, warn)
+
+    def read_root_id() -> Any:
+        """The flow run that this one was started by, directly or not; itself if it is the first."""
+        return runtime.flow_run.root_flow_run_id
+
     try:
-        # The flow run that this one was started by, directly or not; itself if it is the first.
-        root_id = retry_until_reachable(lambda: runtime.flow_run.root_flow_run_id, "the run", warn)
+        root_id = retry_until_reachable(read_root_id, "the run", warn)
         root = str(root_id or run_id)
         with run_lock(store, run_id), Tracker(recipe, store, warn, name, tags, root) as tracker:
             yield tracker
@@ -67,8 +71,9 @@ def walk(recipe: Recipe, store: Store, steps: Sequence[Step], tracker: Tracker, 
     preflight.check_run(recipe, steps)
     names = [(step.kind, step.key) for step in steps]
     shared = Walk(steps, recipe, store, tracker, role)
+    claim_note = {"recipe": recipe.name, **tracker.tags}
     try:
-        with claimed(store, names, {"recipe": recipe.name, **tracker.tags}):
+        with claimed(store, names, claim_note):
             for step in steps:
                 needed = [done[name] for name in step.needs]
                 done[step.name] = run_in_task(step, shared, needed)
@@ -83,7 +88,8 @@ def _upto(recipe: Recipe, last: tuple[str, ...]) -> str | None:
         return None
     names = [stage.name for stage in graph.active(recipe) if stage.name in last]
     if not names:
-        raise RecipeError(f"recipe {recipe.name} has none of the stages {', '.join(last)}")
+        listed = ", ".join(last)
+        raise RecipeError(f"recipe {recipe.name} has none of the stages {listed}")
     return names[-1]
 
 
@@ -114,10 +120,12 @@ def _deployable(name: str, about: str, last: tuple[str, ...]) -> Flow[..., list[
             overrides: Any other change, one an item, such as grpo.clip_high=0.3; they win over the fields above.
             store: Folder of datasets and checkpoints; left empty, the worker's SQLTRAIN_STORE, else its ./store.
         """
-        loaded, opened = open_form(recipe, common.overrides(overrides), store)
+        changes = common.overrides(overrides)
+        loaded, opened = open_form(recipe, changes, store)
         common.check(loaded)
         with tracked(loaded, opened) as tracker:
-            steps = graph.plan(loaded, opened, _upto(loaded, last))
+            until = _upto(loaded, last)
+            steps = graph.plan(loaded, opened, until)
             return walk(loaded, opened, steps, tracker)
 
     return deployed
@@ -151,12 +159,14 @@ def retrain(
     common.check(loaded)
     with tracked(loaded, opened) as tracker:
         if gpu_pool:
-            curation_steps = graph.plan(loaded, opened, _upto(loaded, CURATION))
+            until = _upto(loaded, CURATION)
+            curation_steps = graph.plan(loaded, opened, until)
             walk(loaded, opened, curation_steps, tracker)
             tracker.begin()  # what runs elsewhere adds to this run
             parameters = {"recipe": recipe, "overrides": list(changes), "store": store}
+            say = get_run_logger().info
             for deployment in ("train/gpu", "evaluate/gpu"):
-                run_elsewhere(deployment, parameters, get_run_logger().info)
+                run_elsewhere(deployment, parameters, say)
         steps = graph.plan(loaded, opened)
         return walk(loaded, opened, steps, tracker)
 
@@ -175,7 +185,9 @@ def make(
         stages: Names of the stages to walk, in order, those given among them.
         role: What they are made for: "champion", say.
     """
-    shipped = recipes.load(name) if name in recipes.recipe_names() else Recipe(name=name)
+    shipped = Recipe(name=name)
+    if name in recipes.recipe_names():
+        shipped = recipes.load(name)
     check_changes(shipped.model_dump(mode="json"), recipe)
     opened = Store(Path(store))
     loaded = Recipe.model_validate(recipe)
@@ -204,7 +216,8 @@ def walk_on_gpu(
     results = []
     for step in steps:
         metrics = read_json(step.folder / "metrics.json")
-        results.append(StageResult(step.name, step.key, step.folder, metrics, step.cached))
+        result = StageResult(step.name, step.key, step.folder, metrics, step.cached)
+        results.append(result)
     return results
 
 
