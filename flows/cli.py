@@ -192,7 +192,7 @@ def user_error(error: Exception) -> str | None:
         return f"cannot use {error.filename or 'a file'}: {error.strerror}"
     # Prefect raises it when it is imported, for a malformed address or number.
     if isinstance(error, ValueError) and getattr(error, "title", None) == "Settings":
-        details = getattr(error, "errors", list)()
+        details: list[dict[str, Any]] = getattr(error, "errors", list)()
         reasons = "; ".join(detail["msg"] for detail in details)  # without the values: one is a key
         return f"Prefect's settings cannot be read: {reasons}. Look at the variables PREFECT_..."
     # pathlib raises it for ~nobody/x, and for a link that leads to itself.

@@ -67,24 +67,25 @@ def example_rows(folder: Path) -> pl.DataFrame:
     pool that asks a held-out question of its database too, as the stage itself found. `gold` is the gold SQL or, of a
     held-out question without one, what stands for it: accepted results (Spider 2.0).
     """
-    name = pl.col("database").struct.field("id")
-    questions = pl.concat_str(name, pl.col("question").str.to_lowercase(), separator="\t")
+    database_id = pl.col("database").struct.field("id")
+    lower_question = pl.col("question").str.to_lowercase()
+    asked = pl.concat_str(database_id, lower_question, separator="\t")
     # Test questions may have a result as their gold; training and its held-out questions need a gold query.
-    has_results = pl.col("meta").str.json_path_match(f"$.{result_files.META}").is_not_null()
-    is_judged_by_result = (pl.col("pool") == "test") & (pl.col("gold_sql") == "") & has_results
-    # Great Expectations wants all rows in memory, and they may be millions. The only check of a text is whether it is
-    # blank, so its first letter stands for it; a digest stands for what is asked.
-    gold_letter = pl.col("gold_sql").str.strip_chars().str.head(1)
+    accepted_results = pl.col("meta").str.json_path_match(f"$.{result_files.META}")
+    is_test = pl.col("pool") == "test"
+    is_without_query = pl.col("gold_sql") == ""
+    is_judged_by_result = is_test & is_without_query & accepted_results.is_not_null()
+    gold = pl.when(is_judged_by_result).then(pl.lit("accepted results"))
     frame = frames.read(
         folder / "data.parquet",
         "id",
         "pool",
         "hardness",
         row=pl.concat_str("pool", "id", separator="/"),
-        question=pl.col("question").str.strip_chars().str.head(1),
-        database_id=name,
-        asked=questions.hash(),
-        gold=pl.when(is_judged_by_result).then(pl.lit("accepted results")).otherwise(gold_letter),
+        question=_first_letter("question"),
+        database_id=database_id,
+        asked=asked.hash(),
+        gold=gold.otherwise(_first_letter("gold_sql")),
     )
     with_leaks = frame.select("id").join(_leaked(folder), on="id", how="left", maintain_order="left")
     frame = frame.with_columns(leaked_from=with_leaks["leaked_from"])
@@ -95,7 +96,18 @@ def example_rows(folder: Path) -> pl.DataFrame:
         leaked_from=pl.when(is_held_out).then("leaked_from"),
     )
     columns = ["row", "pool", "question", "gold", "database_id", "hardness", "duplicate_of", "leaked_from"]
-    return pl.concat([frame.select(columns), _rejected_examples(folder)], how="diagonal")
+    kept = frame.select(columns)
+    rejected = _rejected_examples(folder)
+    return pl.concat([kept, rejected], how="diagonal")
+
+
+def _first_letter(column: str) -> pl.Expr:
+    """The first letter of a text, which stands for it: the only check of a text is whether it is blank.
+
+    Great Expectations wants all rows in memory, and they may be millions. For the same reason a digest stands for what
+    a question asks.
+    """
+    return pl.col(column).str.strip_chars().str.head(1)
 
 
 def _rejected_examples(folder: Path) -> pl.DataFrame:
@@ -104,7 +116,9 @@ def _rejected_examples(folder: Path) -> pl.DataFrame:
     for row in read_json_lines(folder / QUARANTINE):
         pool = row["pool"]
         if row.get("chosen", True) and is_fault(pool, row["reason"]):
-            rejected.append((f"{pool}/{row['row']}", f"{row['reason']}: {row['detail']}", pool))
+            name = f"{pool}/{row['row']}"
+            fault = f"{row['reason']}: {row['detail']}"
+            rejected.append((name, fault, pool))
     schema = dict.fromkeys(("row", "rejected", "pool"), pl.String())
     return pl.DataFrame(rejected, schema, orient="row")
 
@@ -135,14 +149,15 @@ def trajectory_rows(folder: Path) -> pl.DataFrame:
 
 def filtered_rows(folder: Path) -> pl.DataFrame:
     """The rows that the filter kept and rejected; those left out only for their number are right."""
-    kept_rows = frames.read(folder / "data.parquet", "example_id", "sample").select(row=NAMED)
-    aside = read_json_lines(folder / QUARANTINE)
-    rows = []
-    for row in aside:
+    kept = frames.read(folder / "data.parquet", "example_id", "sample")
+    kept_rows = kept.select(row=NAMED)
+    names_and_faults = []
+    for row in read_json_lines(folder / QUARANTINE):
         name = f"{row['example_id']}#{row['sample']}"
-        rows.append((name, f"{row['reason']}: {row['detail']}"))
+        fault = f"{row['reason']}: {row['detail']}"
+        names_and_faults.append((name, fault))
     schema = dict.fromkeys(("row", "rejected"), pl.String())
-    left_out = pl.DataFrame(rows, schema, orient="row")
+    left_out = pl.DataFrame(names_and_faults, schema, orient="row")
     is_wrong = ~pl.col("rejected").str.starts_with("over_")
     left_out = left_out.with_columns(rejected=pl.when(is_wrong).then("rejected"))
     return pl.concat([kept_rows, left_out], how="diagonal")
@@ -151,7 +166,9 @@ def filtered_rows(folder: Path) -> pl.DataFrame:
 def scored_rows(folder: Path) -> pl.DataFrame:
     """The questions whose difficulty was scored; `unsolved` if no sample was right."""
     frame = frames.read(folder / "data.parquet")
-    unsolved = pl.when(pl.col("right") == 0).then(pl.format("0 of {} samples", "samples"))
+    is_unsolved = pl.col("right") == 0
+    fault = pl.format("0 of {} samples", "samples")
+    unsolved = pl.when(is_unsolved).then(fault)
     return frame.select(row="example_id", unsolved=unsolved)
 
 
@@ -170,36 +187,42 @@ def stage_checks(kind: str, recipe: Recipe) -> list[Check]:
     limits = recipe.contracts
     unique = Check("its name is taken", UNIQUE, "row", {})
     leaked = _at_most(LEAKED, "leaked_from", limits.max_leaked, "contracts.max_leaked", HELD_OUT)
+    max_bad_share = recipe.data.max_bad_share
+    unusable = _at_most("it was set aside as unusable", "rejected", max_bad_share, "data.max_bad_share", POOLS)
     repeats = "its pool asks the same of that database before"
+    repeated = _at_most(repeats, "duplicate_of", limits.max_duplicates, "contracts.max_duplicates", POOLS)
+    levels = {"value_set": list(HARDNESS_LEVELS)}
     questions = [
         unique,
         Check("the question is blank", MATCHES, "question", NOT_BLANK),
         Check("the gold SQL is blank", MATCHES, "gold", NOT_BLANK),
         Check("the database has no name", MATCHES, "database_id", NOT_BLANK),
-        Check("the hardness is none of Spider's", IN_SET, "hardness", {"value_set": list(HARDNESS_LEVELS)}),
-        _at_most("it was set aside as unusable", "rejected", recipe.data.max_bad_share, "data.max_bad_share", POOLS),
-        _at_most(repeats, "duplicate_of", limits.max_duplicates, "contracts.max_duplicates", POOLS),
+        Check("the hardness is none of Spider's", IN_SET, "hardness", levels),
+        unusable,
+        repeated,
         leaked,
     ]
+    stops = {"value_set": list(StopReason)}
     most_turns = {"max_value": recipe.protocol.max_turns + 1}
     sides = {"column_A": "tokens", "column_B": "masked"}
     trajectories = [
         unique,
-        Check("it stopped for no known reason", IN_SET, "stop", {"value_set": list(StopReason)}),
+        Check("it stopped for no known reason", IN_SET, "stop", stops),
         Check("it has more turns than the cap and the forced one", BETWEEN, "turns", most_turns),
         Check("its mask is not as long as its tokens", EQUAL, "tokens", sides),
         _at_most("a database or an endpoint broke it", "failure", limits.max_broken, "contracts.max_broken"),
     ]
     lower = "Mend the rows, or lower contracts.min_accepted."
+    accepted = Check("the filter rejected it", NULL, "rejected", {}, 1.0 - limits.min_accepted, lower)
     # GRPO learns from occasional successes: the policy must solve a share of the questions before it may begin.
     easier = "GRPO would learn nothing: train SFT longer, take easier questions, or lower contracts.min_solved."
-    return {
+    solved = Check("no sample of the policy was right", NULL, "unsolved", {}, 1.0 - limits.min_solved, easier)
+    checks_by_kind = {
         "data": questions,
         "test": questions,
         "leakage": [leaked],
         "synthesize": trajectories,
-        "filter": [Check("the filter rejected it", NULL, "rejected", {}, 1.0 - limits.min_accepted, lower)],
-        "difficulty": [
-            Check("no sample of the policy was right", NULL, "unsolved", {}, 1.0 - limits.min_solved, easier)
-        ],
-    }[kind]
+        "filter": [accepted],
+        "difficulty": [solved],
+    }
+    return checks_by_kind[kind]

@@ -39,7 +39,7 @@ def check(result: StageResult, recipe: Recipe) -> dict[str, Any] | None:
     path = result.folder / "contract.json"
     verdict = read_verdict(path)
     checks = stage_checks(result.kind, recipe)
-    terms = digest([_terms(item) for item in checks])
+    terms = digest(list(map(_terms, checks)))
     if verdict.get("terms") != terms:
         rows = ROWS[result.kind](result.folder)
         verdict = {"stage": result.name, "terms": terms, **evaluate(rows, checks)}
@@ -64,8 +64,9 @@ def _breach(verdict: Mapping[str, Any], page: Path) -> DataError:
     count = f"{first['bad']} of {first['rows']} rows{in_pool}"
     shares = f"{first['share']:.1%}, allowed {first['allowed']:.1%}"
     examples = [f"{example['row']} ({example['value']})" for example in first["examples"][:3]]
+    listed = ", ".join(examples)
     message = f"the data of stage {verdict['stage']!r} breaks its contract: "
-    message += f"{first['says']} in {count} ({shares}): {', '.join(examples)}"
+    message += f"{first['says']} in {count} ({shares}): {listed}"
     if len(broken) > 1:
         message += f"; {len(broken) - 1} more checks are broken"
     return DataError(message, f"All of it is in {page}. {first['advice']}")
@@ -93,22 +94,26 @@ def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
         try:
             import great_expectations as gx
         except ImportError:
-            raise ResourceError(
-                "contracts cannot be checked: great-expectations is not installed", "pip install 'sqltrain[ops]'"
-            ) from None
+            message = "contracts cannot be checked: great-expectations is not installed"
+            raise ResourceError(message, "pip install 'sqltrain[ops]'") from None
         logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
         context = gx.get_context(mode="ephemeral")  # it lives in memory and leaves nothing behind
         context.variables.progress_bars = {"globally": False}
         asset = context.data_sources.add_pandas("stage").add_dataframe_asset("rows")
-        batch = asset.add_batch_definition_whole_dataframe("all").get_batch({"dataframe": frame.to_pandas()})
+        whole_frame = asset.add_batch_definition_whole_dataframe("all")
+        batch = whole_frame.get_batch({"dataframe": frame.to_pandas()})
         expectations = []
         for number, (item, pool) in enumerate(checks_by_pool):
-            options: dict[str, Any] = {} if "column_A" in item.options else {"column": item.column}
+            options = dict(item.options)
+            if "column_A" not in options:
+                options["column"] = item.column
             if pool:
-                options |= {"row_condition": f'pool=="{pool}"', "condition_parser": "pandas"}
+                options["row_condition"] = f'pool=="{pool}"'
+                options["condition_parser"] = "pandas"
             kind = getattr(gx.expectations, item.expectation)
             mostly = 1.0 - item.allowed
-            expectations.append(kind(**options, **item.options, mostly=mostly, meta={"number": number}))
+            expectation = kind(**options, mostly=mostly, meta={"number": number})
+            expectations.append(expectation)
         layout = {
             "result_format": "SUMMARY",
             "unexpected_index_column_names": ["row"],
@@ -116,9 +121,13 @@ def evaluate(frame: pl.DataFrame, checks: Sequence[Check]) -> dict[str, Any]:
         }
         suite = gx.ExpectationSuite(name="contract", expectations=expectations)
         results = batch.validate(suite, result_format=layout).results
-    numbered = sorted((int(outcome.expectation_config.meta["number"]), outcome) for outcome in results)
-    verdicts = [_check_verdict(*checks_by_pool[number], outcome) for number, outcome in numbered]
-    return {"rows": frame.height, "passed": all(item["passed"] for item in verdicts), "checks": verdicts}
+    outcomes = {int(outcome.expectation_config.meta["number"]): outcome for outcome in results}
+    verdicts = []
+    for number in sorted(outcomes):
+        item, pool = checks_by_pool[number]
+        verdicts.append(_check_verdict(item, pool, outcomes[number]))
+    passed = all(verdict["passed"] for verdict in verdicts)
+    return {"rows": frame.height, "passed": passed, "checks": verdicts}
 
 
 def _checks_by_pool(frame: pl.DataFrame, checks: Sequence[Check]) -> list[tuple[Check, str]]:
@@ -145,14 +154,19 @@ def _check_verdict(item: Check, pool: str, outcome: Any) -> dict[str, Any]:
     raised = [str(each.get("exception_message")) for each in exceptions if each.get("raised_exception")]
     counts = outcome.result
     if raised or "element_count" not in counts:
-        message = " ".join(" ".join(raised).split())[:300] or "it counted no rows"
+        words = " ".join(raised).split()
+        message = " ".join(words)[:300] or "it counted no rows"
         raise SqltrainError(f"the contract {item.says!r} could not be evaluated: {message}")
     n_bad = int(counts.get("unexpected_count") or 0)
     n_rows = int(counts["element_count"])
     examples = []
     for row in counts.get("partial_unexpected_index_list") or []:
         values = [str(value) for name, value in row.items() if name != "row"]
-        examples.append({"row": str(row["row"]), "value": " / ".join(values)[:200]})
+        value = " / ".join(values)[:200]
+        examples.append({"row": str(row["row"]), "value": value})
+    share = 0.0
+    if n_rows:
+        share = round(n_bad / n_rows, 6)
     return {
         "says": item.says,
         "pool": pool,
@@ -160,7 +174,7 @@ def _check_verdict(item: Check, pool: str, outcome: Any) -> dict[str, Any]:
         "column": item.column,
         "passed": bool(outcome.success),
         "bad": n_bad,
-        "share": round(n_bad / n_rows, 6) if n_rows else 0.0,
+        "share": share,
         "allowed": item.allowed,
         "advice": item.advice,
         "examples": examples,
@@ -175,45 +189,53 @@ def contract_html(verdict: Mapping[str, Any]) -> str:
         state = "held" if item["passed"] else "broken"
         class_ = "ok" if item["passed"] else "bad"
         pool = escape(item["pool"] or "all")
+        says = escape(item["says"])
         checks.append(
-            f"<tr><td class={class_}>{state}</td><td>{pool}</td><td>{escape(item['says'])}</td>"
+            f"<tr><td class={class_}>{state}</td><td>{pool}</td><td>{says}</td>"
             f"<td>{item['bad']} of {item['rows']}</td><td>{item['share']:.2%}</td><td>{item['allowed']:.2%}</td></tr>"
         )
         for example in item["examples"]:
-            rows.append(
-                f"<tr><td>{escape(item['says'])}</td><td><code>{escape(example['row'])}</code></td>"
-                f"<td>{escape(example['value'])}</td></tr>"
-            )
-    title = f"Contract of stage {escape(verdict['stage'])}: {'held' if verdict['passed'] else 'broken'}"
+            row = escape(example["row"])
+            value = escape(example["value"])
+            rows.append(f"<tr><td>{says}</td><td><code>{row}</code></td><td>{value}</td></tr>")
+    stage = escape(verdict["stage"])
+    state = "held" if verdict["passed"] else "broken"
+    title = f"Contract of stage {stage}: {state}"
+    check_rows = "".join(checks)
     rows_table = ""
     if rows:
-        rows_table = f"<h2>Rows</h2><table><tr><th>what</th><th>row</th><th>value</th></tr>{''.join(rows)}</table>"
+        bad_rows = "".join(rows)
+        rows_table = f"<h2>Rows</h2><table><tr><th>what</th><th>row</th><th>value</th></tr>{bad_rows}</table>"
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
         f"<h1>{title}</h1><p>{verdict['rows']} rows.</p>"
         "<table><tr><th></th><th>pool</th><th>a row is wrong when</th><th>rows</th>"
-        f"<th>share</th><th>allowed</th></tr>{''.join(checks)}</table>{rows_table}</html>\n"
+        f"<th>share</th><th>allowed</th></tr>{check_rows}</table>{rows_table}</html>\n"
     )
 
 
 def contract_markdown(verdict: Mapping[str, Any]) -> str:
     """A contract's verdict as Markdown."""
     state = "held" if verdict["passed"] else "**BROKEN**"
+    stage = markdown_cell(verdict["stage"])
     lines = [
-        f"Contract of **{markdown_cell(verdict['stage'])}**: {state}, {verdict['rows']} rows\n",
+        f"Contract of **{stage}**: {state}, {verdict['rows']} rows\n",
         "| | pool | a row is wrong when | rows | share | allowed |",
         "|---|---|---|---|---|---|",
     ]
     rows = []
     for item in verdict["checks"]:
         mark = "ok" if item["passed"] else "**broken**"
+        pool = markdown_cell(item["pool"] or "all")
         says = markdown_cell(item["says"])
         lines.append(
-            f"| {mark} | {markdown_cell(item['pool'] or 'all')} | {says} | {item['bad']} of {item['rows']} "
+            f"| {mark} | {pool} | {says} | {item['bad']} of {item['rows']} "
             f"| {item['share']:.2%} | {item['allowed']:.2%} |"
         )
         for example in item["examples"]:
-            rows.append(f"| {says} | {markdown_cell(example['row'])} | {markdown_cell(example['value'])} |")
+            row = markdown_cell(example["row"])
+            value = markdown_cell(example["value"])
+            rows.append(f"| {says} | {row} | {value} |")
     if rows:
         lines += ["", "| what | row | value |", "|---|---|---|", *rows]
     return "\n".join(lines)
@@ -221,4 +243,5 @@ def contract_markdown(verdict: Mapping[str, Any]) -> str:
 
 def markdown_cell(text: str) -> str:
     """Text that cannot end its table cell or start markup: no image is loaded, and no link or tag is made."""
-    return escape(" ".join(text.split()), quote=False).translate(_MARKDOWN)
+    line = " ".join(text.split())
+    return escape(line, quote=False).translate(_MARKDOWN)

@@ -44,10 +44,12 @@ def log_traces(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: St
     questions: dict[str, Example] = {}
     for step in needs:
         if step.kind == "test":
-            questions |= {example.id: example for example in examples(step.folder, "test")}
+            held_out = examples(step.folder, "test")
+            questions |= {question.id: question for question in held_out}
     verdicts = {}
     if (result.folder / RECORDS).is_file():
-        verdicts = {record.example_id: record for record in read_records(result.folder, "greedy")}
+        records = read_records(result.folder, "greedy")
+        verdicts = {record.example_id: record for record in records}
     with warnings.catch_warnings(), mlflow_client.tracking_at(run.uri):
         warnings.simplefilter("ignore")  # MLflow warns of its own type hints when it first traces
         judged: dict[str, EpisodeRecord] = {}  # id of a trace -> our verdict
@@ -63,7 +65,8 @@ def log_traces(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result: St
                 expectations["expected_response"] = question.gold_sql
             rows.append({"trace": run.client.get_trace(trace), "expectations": expectations})
         if rows:
-            _judge_traces(run, recipe.headline, judged, rows, _evaluated_model(run, needs))
+            model = _evaluated_model(run, needs)
+            _judge_traces(run, recipe.headline, judged, rows, model)
 
 
 def _greedy_sample(folder: Path) -> list[Trajectory]:
@@ -72,7 +75,8 @@ def _greedy_sample(folder: Path) -> list[Trajectory]:
     if "pass" in frame.columns:
         frame = frame.filter(pl.col("pass") == "greedy")
     every = max(1, frame.height // SAMPLE)
-    return list(frames.from_frame(frame.gather_every(every).head(SAMPLE), Trajectory))
+    sample = frame.gather_every(every).head(SAMPLE)
+    return list(frames.from_frame(sample, Trajectory))
 
 
 def _evaluated_model(run: MlflowRun, needs: Sequence[Step]) -> str | None:
@@ -128,9 +132,12 @@ def _trajectory_trace(run: MlflowRun, trajectory: Trajectory, question: Example 
     """Send one trajectory and return its trace's id."""
     client = run.client
     prompt = trajectory.prompt
-    inputs = {"question": prompt[-1][1] if prompt else ""}
+    inputs = {"question": ""}
     if question is not None:
         inputs = {"question": question.question, "database": question.database.id}
+    elif prompt:
+        _, last_message = prompt[-1]
+        inputs = {"question": last_message}
     root = client.start_trace(
         trajectory.example_id, span_type="AGENT", inputs=inputs, experiment_id=run.experiment_id, run_id=run.run_id
     )
@@ -140,21 +147,21 @@ def _trajectory_trace(run: MlflowRun, trajectory: Trajectory, question: Example 
         if number == 1:
             messages = {"messages": [{"role": role, "content": text} for role, text in prompt]}
         span = client.start_span(f"turn {number}", *parent, span_type="LLM", inputs=messages)
-        attributes: dict[str, Any] = {"action": turn.action.kind.value, "format_error": turn.action.format_error}
+        action = turn.action
+        attributes: dict[str, Any] = {"action": action.kind.value, "format_error": action.format_error}
         client.end_span(root.trace_id, span.span_id, outputs={"text": turn.text}, attributes=attributes)
         if turn.status is None:
             continue
-        tool = client.start_span("execute", *parent, span_type="TOOL", inputs={"sql": turn.action.content})
+        query = {"sql": action.content}
+        tool = client.start_span("execute", *parent, span_type="TOOL", inputs=query)
         attributes = {"status": turn.status.value, "error_class": turn.error_class, "rows": turn.n_rows}
         status = "OK" if turn.error_class is None else "ERROR"
         outputs = {"observation": turn.observation}
         client.end_span(root.trace_id, tool.span_id, outputs=outputs, attributes=attributes, status=status)
-    client.end_trace(
-        root.trace_id,
-        outputs={"sql": trajectory.final_sql},
-        attributes={"stop": trajectory.stop.value, "forced": trajectory.forced, "policy": trajectory.policy},
-        status="ERROR" if trajectory.failure else "OK",
-    )
+    outcome = {"sql": trajectory.final_sql}
+    attributes = {"stop": trajectory.stop.value, "forced": trajectory.forced, "policy": trajectory.policy}
+    status = "ERROR" if trajectory.failure else "OK"
+    client.end_trace(root.trace_id, outputs=outcome, attributes=attributes, status=status)
     return str(root.trace_id)
 
 
@@ -169,19 +176,21 @@ def log_questions(run: MlflowRun, recipe: Recipe, needs: Sequence[Step]) -> None
         name = f"{recipe.benchmark.name} {step.key}"
         if run.client.search_datasets([run.experiment_id], f"name = '{name}'"):
             continue
-        asked = examples(step.folder, "test")
-        if len(asked) > MAX_QUESTIONS:
+        questions = examples(step.folder, "test")
+        if len(questions) > MAX_QUESTIONS:
             continue
         rows = []
-        for example in asked:
-            inputs = {"question": example.in_context(), "database": example.database.id}
-            if example.evidence:
-                inputs["evidence"] = example.evidence
-            rows.append({"inputs": inputs, "expectations": {"expected_response": example.gold_sql}})
+        for question in questions:
+            inputs = {"question": question.in_context(), "database": question.database.id}
+            if question.evidence:
+                inputs["evidence"] = question.evidence
+            expectations = {"expected_response": question.gold_sql}
+            rows.append({"inputs": inputs, "expectations": expectations})
         with warnings.catch_warnings(), mlflow_client.tracking_at(run.uri):
             warnings.simplefilter("ignore")  # deprecations inside MLflow
             tags = {"sqltrain.stage": step.name, "sqltrain.key": step.key}
-            run.client.create_dataset(name, [run.experiment_id], tags).merge_records(rows)
+            dataset = run.client.create_dataset(name, [run.experiment_id], tags)
+            dataset.merge_records(rows)
 
 
 # Verdicts of people on served answers, as feedback on MLflow's traces: `python -m tasks.episodes FOLDER STORE`.
@@ -211,7 +220,8 @@ def send_feedback(feedback: Feedback, store: Path) -> None:
         except SqltrainError:
             raise
         except Exception as error:  # MLflow's stores have error trees of their own
-            raise BoundaryError(f"{server} refuses: {mlflow_client.error_line(error)}") from error
+            reason = mlflow_client.error_line(error)
+            raise BoundaryError(f"{server} refuses: {reason}") from error
 
 
 def _send_verdicts(feedback: Feedback, client: MlflowClient, experiment_id: str) -> None:
@@ -243,7 +253,9 @@ def _question_trace(client: MlflowClient, experiment_id: str, row: dict[str, Any
             span = None
     if span is not None:
         client.end_span(root.trace_id, span.span_id)
-    last = row["events"][-1] if row["events"] else {}
+    last: dict[str, Any] = {}
+    if row["events"]:
+        last = row["events"][-1]
     outputs = {name: last[name] for name in ("sql", "message") if name in last}
     attributes = {"model": row["model"], "asked_at": row["at"]}
     status = "OK" if last.get("type") == "answer" else "ERROR"

@@ -45,8 +45,8 @@ _NOT_ALLOWED = re.compile(r"[^\w./-]+", re.ASCII)
 
 def asset_key(recipe: str, name: str, role: str = "") -> str:
     """The address of a stage, or of the champion; with a role if one run makes several stages of a name."""
-    path = "/".join(part for part in (recipe, role, name) if part)
-    return f"sqltrain://{_NOT_ALLOWED.sub('-', path)}"
+    path = "/".join(filter(None, (recipe, role, name)))
+    return "sqltrain://" + _NOT_ALLOWED.sub("-", path)
 
 
 def upstream_assets(step: Step, recipe: Recipe, role: str) -> list[str | Asset]:
@@ -58,18 +58,21 @@ def upstream_assets(step: Step, recipe: Recipe, role: str) -> list[str | Asset]:
         sources = tuple(recipe.data.test)
     assets: list[str | Asset] = [asset_key(recipe.name, name, role) for name in step.needs]
     for source in sources:
-        if source.path:
-            path = Path(str(source.path)).expanduser().resolve()
-            file = f"file://{_NOT_ALLOWED.sub('-', str(path))}"
-            if file not in assets:
-                assets.append(file)
+        if not source.path:
+            continue
+        path = Path(str(source.path)).expanduser().resolve()
+        address = "file://" + _NOT_ALLOWED.sub("-", str(path))
+        if address not in assets:
+            assets.append(address)
     return assets
 
 
 def add_asset_metadata(figures: Mapping[str, Any]) -> None:
     """Put figures on the asset that the task at work materializes."""
     context = AssetContext.get()
-    for asset in context.downstream_assets if context is not None else ():
+    if context is None:
+        return
+    for asset in context.downstream_assets:
         asset.add_metadata(dict(figures))
 
 
@@ -84,9 +87,11 @@ def publish_champion(recipe: str, store: Store, line: Mapping[str, Any]) -> None
     tier = line.get("tier", PROD)
     stage = line["challenger"]["stage"]
     key = line["challenger"]["key"]
+    alias = ALIASES[tier]
+    champion = asset_key(recipe, alias)
     deps: list[str | Asset] = [asset_key(recipe, stage), asset_key(recipe, f"evaluate_{stage}")]
-    champion = [asset_key(recipe, ALIASES[tier])]
-    publish_champion_asset.with_options(name=ALIASES[tier], assets=champion, asset_deps=deps)(line)
+    publish_asset = publish_champion_asset.with_options(name=alias, assets=[champion], asset_deps=deps)
+    publish_asset(line)
     model = str(store.folder(stage, key) / "model")
     event = PROMOTED if tier == PROD else STAGED
     emit(event, recipe, {"stage": stage, "key": key, "model": model, "reason": line["reason"]})
@@ -110,7 +115,8 @@ def emit_first_state() -> None:
         return
     try:
         with get_client(sync_client=True) as client:
-            first = min(client.read_flow_run_states(UUID(run)), key=lambda state: state.timestamp)
+            states = client.read_flow_run_states(UUID(run))
+        first = min(states, key=lambda state: state.timestamp)
         about = {"prefect.resource.id": f"prefect.flow-run.{run}"}
         emit_event(f"prefect.flow-run.{first.name}", about, occurred=first.timestamp, id=first.id)
         EventsWorker.drain_all(timeout=10)  # this process may end with the pull step
@@ -145,16 +151,15 @@ def stage_rows(steps: Sequence[Step], done: Mapping[str, StageResult]) -> list[d
         if result is not None:
             state = "cached" if result.cached else "made"
             figures = stage_figures(step.name, result.metrics, ", ")
-        rows.append(
-            {
-                "stage": step.name,
-                "state": state,
-                "key": step.key,
-                "figures": figures,
-                "why": step.why,
-                "folder": str(step.folder),
-            }
-        )
+        row = {
+            "stage": step.name,
+            "state": state,
+            "key": step.key,
+            "figures": figures,
+            "why": step.why,
+            "folder": str(step.folder),
+        }
+        rows.append(row)
     return rows
 
 
@@ -163,21 +168,26 @@ def accuracy_markdown(results: Iterable[StageResult], recipe: Recipe) -> str:
 
     Figures and their intervals are in percent.
     """
-    names = ("checkpoint", "benchmark", "questions", *HEADLINE)
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
-    has_rows = False
+    heads = ("checkpoint", "benchmark", "questions", *HEADLINE)
+    rows = []
     for result in results:
         if not result.kind.startswith("evaluate_"):
             continue
-        has_rows = True
-        cells = [
-            result.kind.removeprefix("evaluate_"),
-            markdown_cell(seen_by(result.name, recipe).benchmark.name),
-            f"{result.metrics.get('n_questions', 0):,.0f}",
-            *(_figure_in_percent(result.metrics, name) for name in HEADLINE),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) if has_rows else ""
+        checkpoint = result.kind.removeprefix("evaluate_")
+        benchmark = seen_by(result.name, recipe).benchmark.name
+        n_questions = result.metrics.get("n_questions", 0)
+        cells = [checkpoint, markdown_cell(benchmark), f"{n_questions:,.0f}"]
+        cells += [_figure_in_percent(result.metrics, name) for name in HEADLINE]
+        rows.append(_table_row(cells))
+    if not rows:
+        return ""
+    rule = "|---" * len(heads) + "|"
+    return "\n".join([_table_row(heads), rule, *rows])
+
+
+def _table_row(cells: Sequence[str]) -> str:
+    joined = " | ".join(cells)
+    return f"| {joined} |"
 
 
 def _figure_in_percent(metrics: Mapping[str, float], name: str) -> str:
@@ -190,7 +200,8 @@ def _figure_in_percent(metrics: Mapping[str, float], name: str) -> str:
         if bound in metrics:
             bounds.append(f"{100 * metrics[bound]:.1f}")
     if bounds:
-        text += f" [{', '.join(bounds)}]"
+        listed = ", ".join(bounds)
+        text += f" [{listed}]"
     return text
 
 
@@ -203,23 +214,26 @@ def report_markdown(page: Path, run: str, benchmark: str) -> str:
     """
     if not run:
         return f"The file on the machine of the worker:\n\n    {page}\n"
-    folder = f"artifacts/{benchmark}" if benchmark else "artifacts"
+    folder = "artifacts"
+    if benchmark:
+        folder += f"/{benchmark}"
     link = f"[Open it in MLflow]({run}/{folder}/report.html)"
     return f"{link}, or the file on the worker's machine:\n\n    {page}\n"
 
 
 def night_markdown(line: Mapping[str, Any]) -> str:
     """A ledger's line, a night's decision with its numbers, as markdown."""
-    lines = [
-        f"**{line['decision'].upper()}**: {markdown_cell(line['reason'])}",
-        "",
-        f"- {line.get('rows', 0)} new questions in {len(line['new'])} batches",
-    ]
-    for name in ("challenger", "champion"):
-        if line.get(name):
-            lines.append(f"- {name} `{line[name]['stage']}/{line[name]['key']}`")
+    decision = line["decision"].upper()
+    reason = markdown_cell(line["reason"])
+    lines = [f"**{decision}**: {reason}", ""]
+    lines.append(f"- {line.get('rows', 0)} new questions in {len(line['new'])} batches")
+    for role in ("challenger", "champion"):
+        checkpoint = line.get(role)
+        if checkpoint:
+            lines.append(f"- {role} `{checkpoint['stage']}/{checkpoint['key']}`")
     numbers = line.get("numbers", {})
     if numbers:
         lines += ["", "| number | value |", "|---|---|"]
-        lines += [f"| {markdown_cell(name)} | {value:.4g} |" for name, value in numbers.items()]
+        for name, value in numbers.items():
+            lines.append(f"| {markdown_cell(name)} | {value:.4g} |")
     return "\n".join(lines)

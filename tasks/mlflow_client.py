@@ -75,9 +75,11 @@ def unreachable_reason(uri: str) -> str:
         if parsed.scheme in ("http", "https"):
             # A user and a password in the address are sent as basic authentication.
             user, _, host = parsed.netloc.rpartition("@")
-            request = urllib.request.Request(f"{parsed._replace(netloc=host).geturl().rstrip('/')}/health")
+            address = parsed._replace(netloc=host).geturl().rstrip("/")
+            request = urllib.request.Request(f"{address}/health")
             if user:
-                key = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
+                plain_user = urllib.parse.unquote(user)
+                key = base64.b64encode(plain_user.encode()).decode()
                 request.add_header("Authorization", f"Basic {key}")
             try:
                 urllib.request.urlopen(request, timeout=PROBE_S).close()
@@ -86,20 +88,22 @@ def unreachable_reason(uri: str) -> str:
                     return f"it answers with status {error.code}"
         elif parsed.scheme == "sqlite" and importlib.util.find_spec("mlflow"):  # else the file would stay empty
             # Begin to write and take it back; a file that does not exist yet can be made.
-            path = uri.removeprefix("sqlite:///").partition("?")[0]
+            path, _, _ = uri.removeprefix("sqlite:///").partition("?")
             with closing(sqlite3.connect(path, timeout=PROBE_S, isolation_level=None)) as database:
                 (version,) = database.execute("PRAGMA user_version").fetchone()
                 database.execute("BEGIN IMMEDIATE")
                 database.execute(f"PRAGMA user_version = {version + 1}")  # its journal wants room on the disk
                 database.execute("ROLLBACK")
         elif parsed.hostname:
-            port = parsed.port or PORTS.get(parsed.scheme.partition("+")[0], 80)
+            dialect, _, _ = parsed.scheme.partition("+")
+            port = parsed.port or PORTS.get(dialect, 80)
             socket.create_connection((parsed.hostname, port), PROBE_S).close()
     except (ValueError, http.client.InvalidURL):  # their messages quote what may be a part of a password
         return "it is not a valid address"
     except (OSError, http.client.HTTPException, sqlite3.Error) as error:
-        reason = str(getattr(error, "reason", error))
-        return " ".join(without_password(reason).split())[:200] or type(error).__name__
+        reason = without_password(str(getattr(error, "reason", error)))
+        line = " ".join(reason.split())
+        return line[:200] or type(error).__name__
     return ""
 
 
@@ -136,11 +140,13 @@ def follow(store: Path) -> None:
         return
     home = (store / "mlflow").as_uri()
     with closing(sqlite3.connect(path, timeout=30)) as database, database:
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        named_tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        tables = {name for (name,) in named_tables}
         if "experiments" not in tables:
             return
         former_homes = set()
-        for name, address in database.execute("SELECT name, artifact_location FROM experiments").fetchall():
+        experiments = database.execute("SELECT name, artifact_location FROM experiments").fetchall()
+        for name, address in experiments:
             end = f"/mlflow/{urllib.parse.quote(name)}"
             if address and address.endswith(end):
                 former_homes.add(address.removesuffix(end) + "/mlflow")
@@ -148,7 +154,8 @@ def follow(store: Path) -> None:
             for table, column in ADDRESSES:
                 if table in tables:
                     change = f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?"
-                    database.execute(change, (home, len(former) + 1, len(former) + 1, f"{former}/"))
+                    start = len(former) + 1
+                    database.execute(change, (home, start, start, f"{former}/"))
 
 
 @contextlib.contextmanager
@@ -178,7 +185,9 @@ def experiment(client: MlflowClient, name: str, store: Path, say: Callable[[str]
 
     deleted: list[str] = []  # ids of deleted experiments of that name
     for number in itertools.count(1):
-        title = name if number == 1 else f"{name}-{number}"
+        title = name
+        if number > 1:
+            title = f"{name}-{number}"
         try:
             found = client.get_experiment_by_name(title) or _create_experiment(client, title, store)
         except MlflowException:
@@ -204,7 +213,8 @@ def _create_experiment(client: MlflowClient, name: str, store: Path) -> Experime
     artifacts = None  # the tracking server's own place
     if not os.environ.get("MLFLOW_TRACKING_URI"):
         artifacts = (store / "mlflow" / name).as_uri()
-    return client.get_experiment(client.create_experiment(name, artifacts))
+    experiment_id = client.create_experiment(name, artifacts)
+    return client.get_experiment(experiment_id)
 
 
 # A run, and the numbers and settings that are logged to it.
@@ -238,9 +248,11 @@ class MlflowRun:
         Args:
             model: the checkpoint and the dataset that they belong to, by MLflow's names of the fields.
         """
-        metrics = to_metrics(rows, stage, self.run_id if model else None, model or {})
+        run_id = self.run_id if model else None
+        metrics = to_metrics(rows, stage, run_id, model)
         for start in range(0, len(metrics), BATCH_METRICS):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + BATCH_METRICS])
+            batch = metrics[start : start + BATCH_METRICS]
+            self.client.log_batch(self.run_id, metrics=batch)
 
     def log_params(self, values: Mapping[str, Any]) -> None:
         """Log nested settings as flat parameters."""
@@ -248,7 +260,8 @@ class MlflowRun:
 
         params = [Param(key, value) for key, value in flatten(values).items()]
         for start in range(0, len(params), BATCH_PARAMS):
-            self.client.log_batch(self.run_id, params=params[start : start + BATCH_PARAMS])
+            batch = params[start : start + BATCH_PARAMS]
+            self.client.log_batch(self.run_id, params=batch)
 
 
 def metric_name(name: str, stage: str) -> str:
@@ -261,7 +274,9 @@ def metric_name(name: str, stage: str) -> str:
     if not rest:
         rest = group
         group = stage
-    return f"{_NOT_ALLOWED.sub('_', group)}/{_NOT_ALLOWED.sub('_', rest.replace('/', '.'))}"[:MAX_KEY]
+    group = _NOT_ALLOWED.sub("_", group)
+    rest = _NOT_ALLOWED.sub("_", rest.replace("/", "."))
+    return f"{group}/{rest}"[:MAX_KEY]
 
 
 def to_metrics(
@@ -276,12 +291,14 @@ def to_metrics(
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
+    model_fields = model or {}
     metrics = []
     for step, numbers in rows:
         for name, value in numbers.items():
             if isinstance(value, (int, float)) and math.isfinite(value):
-                name_there = metric_name(name, stage)
-                metrics.append(Metric(name_there, float(value), now, step, run_id=run_id, **(model or {})))
+                full_name = metric_name(name, stage)
+                metric = Metric(full_name, float(value), now, step, run_id=run_id, **model_fields)
+                metrics.append(metric)
     return metrics
 
 
@@ -291,11 +308,14 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
         items: Sequence[tuple[Any, Any]] = list(value.items())
     elif isinstance(value, (list, tuple)) and value:
         items = list(enumerate(value))
+    elif prefix:
+        return {prefix[:MAX_KEY]: str(value)[:MAX_PARAM]}
     else:
-        return {prefix[:MAX_KEY]: str(value)[:MAX_PARAM]} if prefix else {}
+        return {}
     flat: dict[str, str] = {}
     for key, item in items:
-        flat |= flatten(item, f"{prefix}.{key}" if prefix else str(key))
+        path = f"{prefix}.{key}" if prefix else str(key)
+        flat |= flatten(item, path)
     return flat
 
 
@@ -323,7 +343,10 @@ class MlflowNotes:
         self._lock = threading.RLock()  # a thread that follows curves writes notes, too
         self.written = 0  # notes that the store has taken
         self._tries = 0
-        self._reached = self._away = self._refused = self._closing = False
+        self._reached = False
+        self._away = False
+        self._refused = False
+        self._closing = False
         self._next_look = 0.0
 
     def note(self, name: str, write: Callable[[], object]) -> None:
@@ -343,11 +366,13 @@ class MlflowNotes:
             self._waiting.clear()
             if self._missed and not self.off:
                 total = self.written + len(self._missed)
-                counts = Counter(name.partition(":")[0] for name in self._missed)
-                names = ", ".join(f"{name} {count}" for name, count in counts.items())
+                stages = [name.partition(":")[0] for name in self._missed]
+                counts = [f"{stage} {count}" for stage, count in Counter(stages).items()]
+                listed = ", ".join(counts)
+                server = without_password(self.uri)
                 self.say(
-                    f"not recorded in MLflow at {without_password(self.uri)}: {len(self._missed)} of {total} notes "
-                    f"({names}); their numbers and files are in the store"
+                    f"not recorded in MLflow at {server}: {len(self._missed)} of {total} notes "
+                    f"({listed}); their numbers and files are in the store"
                 )
             self._missed.clear()
             self._closing = False
@@ -357,8 +382,11 @@ class MlflowNotes:
         server = f"MLflow at {without_password(self.uri)}"
         while self._waiting and not self.off and time.monotonic() >= self._next_look:
             name, write = self._waiting[0]
-            reason = "" if self._reached else unreachable_reason(self.uri)
-            trouble = f"does not answer ({reason})" if reason else ""
+            trouble = ""
+            if not self._reached:
+                reason = unreachable_reason(self.uri)
+                if reason:
+                    trouble = f"does not answer ({reason})"
             try:
                 if not trouble:
                     write()
@@ -385,10 +413,12 @@ class MlflowNotes:
         connect.cache_clear()  # a new connection may be able to write
         self._tries += 1
         is_passing = isinstance(error, OSError) or getattr(error, "error_code", None) in PASSING
+        reason = error_line(error)
         if is_passing and self._tries < TRIES and not self._closing:
-            return f"could not write {name} ({error_line(error)})"
-        if not self._refused and not (self._closing and self._away):  # `close` counts it in a moment
-            self.say(f"{server} refused {name} ({error_line(error)}); the run goes on")
+            return f"could not write {name} ({reason})"
+        is_counted_next = self._closing and self._away  # `close` counts it in a moment
+        if not self._refused and not is_counted_next:
+            self.say(f"{server} refused {name} ({reason}); the run goes on")
         self._refused = True
         self._missed.append(name)
         return ""
@@ -401,4 +431,5 @@ def error_line(error: BaseException) -> str:
         text = repr(error)
     elif statement:
         text = text.splitlines()[-1]
-    return without_password(" ".join(text.split()))[:300]
+    line = " ".join(text.split())
+    return without_password(line)[:300]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import re
 import tempfile
@@ -41,8 +42,11 @@ def model_name(recipe: str) -> str:
 
 def dataset_reference(step: Step) -> tuple[str, str] | None:
     """The name and the digest of a stage's dataset; None if it has none."""
-    data = read_json(step.folder / MANIFEST).get("files", {}).get(DATA)
-    return None if data is None else (step.name, data["sha256"][:16])
+    manifest = read_json(step.folder / MANIFEST)
+    data = manifest.get("files", {}).get(DATA)
+    if data is None:
+        return None
+    return step.name, data["sha256"][:16]
 
 
 def register(run: MlflowRun, recipe: Recipe, result: StageResult) -> None:
@@ -78,11 +82,12 @@ def _version_tags(result: StageResult) -> dict[str, str]:
     for file, entry in manifest["files"].items():
         if file.startswith("model/"):
             files[file] = entry["sha256"]
+    file_digests = json.dumps(files, sort_keys=True)
     return {
         **provenance.as_tags(manifest.get("made_by", {})),
         "stage": result.name,
         "key": result.key,
-        "digest": hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest(),
+        "digest": hashlib.sha256(file_digests.encode()).hexdigest(),
         "manifest": f"{result.name}/{result.key}/{MANIFEST}",
     }
 
@@ -92,13 +97,14 @@ def _log_model(run: MlflowRun, recipe: Recipe, result: StageResult, tags: Mappin
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
     client = run.client
-    settings = list(mlflow_client.flatten(recipe.slice("model", result.name, "seed")).items())
+    settings = mlflow_client.flatten(recipe.slice("model", result.name, "seed"))
+    first_settings = itertools.islice(settings.items(), MAX_PARAMS)
     model = client.create_logged_model(
         run.experiment_id,
         name=f"{result.name}-{result.key[:8]}",
         source_run_id=run.run_id or None,
         tags=dict(tags),
-        params={key: value[:PARAM_CHARS] for key, value in settings[:MAX_PARAMS]},
+        params={key: value[:PARAM_CHARS] for key, value in first_settings},
         model_type="text-to-sql agent",
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +112,8 @@ def _log_model(run: MlflowRun, recipe: Recipe, result: StageResult, tags: Mappin
         client.log_model_artifacts(model.model_id, folder)
     model = client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
     if run.run_id:
-        output = LoggedModelOutput(model.model_id, int(result.metrics.get("steps", 0)))
+        last_step = int(result.metrics.get("steps", 0))
+        output = LoggedModelOutput(model.model_id, last_step)
         client.log_outputs(run.run_id, [output])
     return model
 
@@ -120,36 +127,45 @@ def note_accuracy(run: MlflowRun, recipe: Recipe, needs: Sequence[Step], result:
     for step in needs:
         model = find_logged_model(run.client, run.experiment_id, step.key)
         if model is not None:
-            run.log_rows(result.name, [(0, result.metrics)], {"model_id": model.model_id, **model_fields})
+            fields = {"model_id": model.model_id, **model_fields}
+            run.log_rows(result.name, [(0, result.metrics)], fields)
         version = find_version(run.client, model_name(recipe.name), step.key)
         if version is None:
             continue
         benchmark = benchmark_of(result.name)
-        for key in HEADLINE:
-            if key in result.metrics:
-                tag = f"{benchmark}.{key}" if benchmark else key
-                run.client.set_model_version_tag(version.name, version.version, tag, f"{result.metrics[key]:.4f}")
+        for name in HEADLINE:
+            if name in result.metrics:
+                tag = f"{benchmark}.{name}" if benchmark else name
+                figure = f"{result.metrics[name]:.4f}"
+                run.client.set_model_version_tag(version.name, version.version, tag, figure)
 
 
 def _test_dataset(needs: Sequence[Step]) -> dict[str, str]:
     """The held-out questions of an evaluation, by MLflow's names of the fields; {} without a dataset."""
     for need in needs:
-        dataset = dataset_reference(need) if need.kind == "test" else None
+        if need.kind != "test":
+            continue
+        dataset = dataset_reference(need)
         if dataset is not None:
-            return {"dataset_name": dataset[0], "dataset_digest": dataset[1]}
+            name, digest_of_data = dataset
+            return {"dataset_name": name, "dataset_digest": digest_of_data}
     return {}
 
 
 def find_version(client: MlflowClient, name: str, key: str) -> ModelVersion | None:
     """The version whose checkpoint has that store key."""
     versions = client.search_model_versions(f"name = '{name}' and tags.key = '{key}'", max_results=1)
-    return versions[0] if versions else None
+    if not versions:
+        return None
+    return versions[0]
 
 
 def find_logged_model(client: MlflowClient, experiment_id: str, key: str) -> LoggedModel | None:
     """The logged model whose checkpoint has that store key."""
     models = client.search_logged_models([experiment_id], filter_string=f"tags.`key` = '{key}'", max_results=1)
-    return models[0] if models else None
+    if not models:
+        return None
+    return models[0]
 
 
 def link_prompt(run: MlflowRun, protocol: ProtocolSection) -> None:
@@ -160,14 +176,15 @@ def link_prompt(run: MlflowRun, protocol: ProtocolSection) -> None:
     if not path.is_file():
         return
     text = path.read_text(encoding="utf-8")
+    text_digest = digest(text)
     name = f"sqltrain-{protocol.name}-{protocol.prompt}"
-    alias = f"text-{digest(text)[:12]}"
+    alias = f"text-{text_digest[:12]}"
     client = run.client
     try:
         version = client.get_prompt_version_by_alias(name, alias)
     except MlflowException:
         template = re.sub(r"\$\{?(\w+)\}?", r"{{\1}}", text)
-        version = client.register_prompt(name, template, tags={"digest": digest(text)})
+        version = client.register_prompt(name, template, tags={"digest": text_digest})
         client.set_prompt_alias(name, alias, version.version)
     with mlflow_client.tracking_at(run.uri):  # the link goes to MLflow's global store, whatever the client's own is
         client.link_prompt_version_to_run(run.run_id, version)
@@ -205,7 +222,8 @@ def announce_champion(recipe: str, store: Store, say: Callable[[str], None]) -> 
         except ImportError:
             say("not in the registry: mlflow is not installed (pip install 'sqltrain[ops]')")
         except Exception as error:  # the decision stands, whatever the tracking server does
-            say(f"{registry} was not told: {mlflow_client.error_line(error)}")
+            reason = mlflow_client.error_line(error)
+            say(f"{registry} was not told: {reason}")
 
 
 class _Announcement:
@@ -226,8 +244,10 @@ class _Announcement:
 
     def send(self) -> None:
         """Tag the last challenger, move the aliases, and note whose nights these are."""
-        found = self._client.search_registered_models(f"name = '{self._model}'")
-        tags = found[0].tags if found else {}
+        registered_models = self._client.search_registered_models(f"name = '{self._model}'")
+        tags: Mapping[str, str] = {}
+        if registered_models:
+            tags = registered_models[0].tags
         owner, _, n_known = tags.get(OWNER, "").partition(" ")
         if owner not in ("", self._series):
             self._suffix = f"-{self._series}"
@@ -255,10 +275,16 @@ class _Announcement:
         if not nights:
             return False
         last = nights[-1]
-        tags = {"decision": last["decision"], "decision_reason": last["reason"]}
-        tags |= {f"decision_{name}": f"{value:.4g}" for name, value in last["numbers"].items()}
-        tags = {tag.replace("/", ".") + self._suffix: text for tag, text in tags.items()}
-        return _mark(self._client, self._model, last["challenger"]["key"], CHALLENGER + self._suffix, tags)
+        texts = {"decision": last["decision"], "decision_reason": last["reason"]}
+        for name, value in last["numbers"].items():
+            texts[f"decision_{name}"] = f"{value:.4g}"
+        tags = {}
+        for name, text in texts.items():
+            tag = name.replace("/", ".") + self._suffix
+            tags[tag] = text
+        key = last["challenger"]["key"]
+        alias = CHALLENGER + self._suffix
+        return _mark(self._client, self._model, key, alias, tags)
 
     def _move_alias(self, tier: str, alias: str, registered: dict[str, str], registry_before: str) -> bool:
         """Move a champion's alias if its version is in this registry; else one line names the reason.
@@ -301,7 +327,10 @@ def announce_if_stale(recipe: str, store: Store, say: Callable[[str], None]) -> 
         if alias not in registered:
             continue
         champion = ledger.champion(tier)
-        if registered[alias] != (champion.key if champion is not None else ""):
+        key = ""
+        if champion is not None:
+            key = champion.key
+        if registered[alias] != key:
             announce_champion(recipe, store, say)
             return
 
@@ -309,7 +338,8 @@ def announce_if_stale(recipe: str, store: Store, say: Callable[[str], None]) -> 
 def _registered(ledger: Ledger) -> dict[str, str]:
     with contextlib.suppress(DataError):
         registered = read_json(ledger.folder / REGISTERED)
-        return registered if isinstance(registered, dict) else {}
+        if isinstance(registered, dict):
+            return registered
     return {}
 
 

@@ -142,8 +142,11 @@ def show(create: Callable[..., Any], *content: Any, **names: Any) -> None:
 
 def uses_device(step: Step, recipe: Recipe) -> bool:
     """Whether a stage that is still to be made computes with a model: also a teacher that is the policy itself."""
-    samples = step.name == "synthesize" and any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
-    return not step.cached and (samples or step.name.startswith(ON_DEVICE))
+    if step.cached:
+        return False
+    if step.name == "synthesize":
+        return any(teacher.kind == "policy" for teacher in recipe.synthesis.teachers)
+    return step.name.startswith(ON_DEVICE)
 
 
 @contextlib.contextmanager
@@ -167,9 +170,8 @@ def device_slot(step: Step, recipe: Recipe) -> Iterator[None]:
         except ConcurrencySlotAcquisitionError as error:
             if error.__cause__ is not None:  # the server, not the limit: worth another try
                 raise BoundaryError(f"no slot of the limit {slot!r}: {error.__cause__}") from None
-            raise ResourceError(
-                f"no slot of the limit {slot!r} to be had: {error}", f"Make it: prefect gcl create {slot} --limit 1"
-            ) from None
+            hint = f"Make it: prefect gcl create {slot} --limit 1"
+            raise ResourceError(f"no slot of the limit {slot!r} to be had: {error}", hint) from None
         yield
 
 
@@ -213,7 +215,8 @@ def run_stage(step: Step, walk: Walk, needs: Sequence[StageResult]) -> Any:
     if result.cached:
         log.info("%s: cached, %s", step.name, result.folder)
         return Completed(name="Cached", data=result)
-    log.info("%s: made in %.1f s, %s", step.name, time.perf_counter() - started, result.folder)
+    seconds = time.perf_counter() - started
+    log.info("%s: made in %.1f s, %s", step.name, seconds, result.folder)
     return result
 
 
@@ -245,7 +248,10 @@ def publish(walk: Walk, done: Mapping[str, StageResult]) -> None:
         if result.kind != "report":
             continue
         benchmark = benchmark_of(result.name)
-        text = events.report_markdown(result.folder / "report.html", walk.tracker.page, benchmark)
-        about = f"The report of {benchmark}" if benchmark else "The report"
+        page = result.folder / "report.html"
+        text = events.report_markdown(page, walk.tracker.page, benchmark)
+        about = "The report"
+        if benchmark:
+            about += f" of {benchmark}"
         key = artifact_key(*result.name.split("."))
         show(create_markdown_artifact, text, key=key, description=about)

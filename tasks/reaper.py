@@ -29,15 +29,17 @@ def run_lock(store: Store, flow_run: str) -> Iterator[None]:
     """Hold a lock named after a flow run as long as this process lives."""
     folder = store.root / FLOWS
     folder.mkdir(parents=True, exist_ok=True)
-    with locked_file(folder / f"{flow_run}.json", {"host": platform.node(), "pid": os.getpid()}):
+    holder = {"host": platform.node(), "pid": os.getpid()}
+    with locked_file(folder / f"{flow_run}.json", holder):
         yield
 
 
 def mark_dead_runs(store: Store, say: Callable[[str], None]) -> None:
     """Mark the flow runs of this store whose process is gone as crashed; if the server is away, another run does it."""
     for path in sorted((store.root / FLOWS).glob("*.json")):
+        mode = "r+" if os.access(path, os.W_OK) else "r"
         try:  # another user's file can be locked, too; some file systems lock for writers alone
-            file = path.open("r+" if os.access(path, os.W_OK) else "r", encoding="utf-8")
+            file = path.open(mode, encoding="utf-8")
         except FileNotFoundError:  # its run has just ended
             continue
         with file:  # the lock keeps other runs from reaping it, too
@@ -67,8 +69,9 @@ def mark_crashed(path: Path, say: Callable[[str], None]) -> None:
     holder: dict[str, Any] = {}
     with contextlib.suppress(DataError):  # a power cut may have left it empty
         holder = read_json(path)
-    gone = f"its process {holder.get('pid', '?')} on {holder.get('host', '?')} is gone"
-    reason = f"{gone}; the next run goes on from there"
+    pid = holder.get("pid", "?")
+    host = holder.get("host", "?")
+    reason = f"its process {pid} on {host} is gone; the next run goes on from there"
     with get_client(sync_client=True) as client, contextlib.suppress(ObjectNotFound):
         run = client.read_flow_run(UUID(path.stem))
         if run.state is not None and not run.state.is_final():

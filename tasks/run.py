@@ -95,7 +95,8 @@ class Tracker:
         self._begun = False
         self._joined = False  # the parent run is another process's
         self._claim = contextlib.ExitStack()  # `sqltrain status` shows the run until the last note is written
-        self._span = span(f"run {recipe.name}", {"run": self.name, "recipe": recipe.name, **self.tags})
+        attributes = {"run": self.name, "recipe": recipe.name, **self.tags}
+        self._span = span(f"run {recipe.name}", attributes)
         self._cached: list[tuple[str, StageResult]] = []  # (role, stage) found before there was a run for the notes
 
     def __enter__(self) -> Tracker:
@@ -107,7 +108,8 @@ class Tracker:
     ) -> None:
         with self._claim:
             self._span.__exit__(kind, error, trace)
-            if isinstance(error, KeyboardInterrupt) and not self.recorder.written:
+            is_stopped = isinstance(error, KeyboardInterrupt)
+            if is_stopped and not self.recorder.written:
                 self.recorder.off = True  # a stopped run does not wait until a new store has its tables
             if self._begun and not self._joined:
                 self.recorder.note("the end of the run", lambda: _terminate(self.run, error))
@@ -127,7 +129,8 @@ class Tracker:
         if self._begun:
             return
         self._begun = True
-        self._claim.enter_context(claimed(self.store, (), {"recipe": self.recipe.name, **self.tags}))
+        claim_note = {"recipe": self.recipe.name, **self.tags}
+        self._claim.enter_context(claimed(self.store, (), claim_note))
         self.recorder.note("the run and its parameters", self._open)
         self.recorder.note("the prompt", lambda: models.link_prompt(self.run, self.recipe.protocol))
         for role, result in self._cached:
@@ -180,7 +183,7 @@ class Tracker:
         needs = [other for other in steps if other.name in step.needs]
         with span(f"stage {step.name}", attributes) as note:
             run = MlflowRun(self.run.uri, self.run.store)
-            label = f"{step.name} ({role})" if role else step.name
+            label = _label(step.name, role)
             recipe_of_stage = seen_by(step.name, recipe)
             stage_run = StageRun(self, step, needs, recipe_of_stage, role, label, note, run)
             if not step.cached:
@@ -207,9 +210,10 @@ class Tracker:
             self.summarise(role, result, result.metrics)
             if result.name in graph.TRAINING:
                 parent = self.run
-                models.register(MlflowRun(parent.uri, parent.store, parent.experiment_id), self.recipe, result)
+                no_run = MlflowRun(parent.uri, parent.store, parent.experiment_id)
+                models.register(no_run, self.recipe, result)
 
-        label = f"{result.name} ({role})" if role else result.name
+        label = _label(result.name, role)
         self.recorder.note(f"the numbers of {label}", write)
 
     def note_decision(self, line: Mapping[str, Any]) -> None:
@@ -218,7 +222,8 @@ class Tracker:
 
         def write() -> None:
             for tag in ("decision", "reason"):
-                self.run.client.set_tag(self.run.run_id, f"sqltrain.{tag}", str(line[tag])[:MAX_PARAM])
+                value = str(line[tag])[:MAX_PARAM]
+                self.run.client.set_tag(self.run.run_id, f"sqltrain.{tag}", value)
             self.run.log_rows("night", [(0, line.get("numbers", {}))])
 
         self.recorder.note("the night's decision", write)
@@ -228,7 +233,15 @@ class Tracker:
         group = f"{role}.{result.name}" if role else result.name
         row = {name.replace("/", "."): value for name, value in numbers.items()}
         self.run.log_rows(group, [(0, row)])
-        self.run.client.set_tag(self.run.run_id, f"sqltrain.key.{group}"[:MAX_KEY], result.key)
+        tag = f"sqltrain.key.{group}"[:MAX_KEY]
+        self.run.client.set_tag(self.run.run_id, tag, result.key)
+
+
+def _label(stage: str, role: str) -> str:
+    """A stage's name, with its role if it has one."""
+    if not role:
+        return stage
+    return f"{stage} ({role})"
 
 
 @dataclass
@@ -255,7 +268,9 @@ class StageRun:
         def send(rows: Sequence[Row]) -> None:
             self.note("its curves", lambda: self.run.log_rows(step.name, rows))
 
-        self.follower = CurveFollower((work / "curves.jsonl", step.folder / "curves.jsonl"), send)
+        unfinished = work / "curves.jsonl"
+        finished = step.folder / "curves.jsonl"
+        self.follower = CurveFollower((unfinished, finished), send)
         self.follower.start()
 
     def _open(self) -> None:
@@ -263,8 +278,9 @@ class StageRun:
         run = self.run
         parent = self.tracker.run
         stage = next(stage for stage in graph.GRAPH if stage.name == step.kind)
-        benchmark = self.recipe.benchmark.name if stage.by_benchmark else ""
-        fields = {"stage": step.kind, "key": step.key, "why": step.why, "role": self.role, "benchmark": benchmark}
+        fields = {"stage": step.kind, "key": step.key, "why": step.why, "role": self.role}
+        if stage.by_benchmark:
+            fields["benchmark"] = self.recipe.benchmark.name
         tags = _with_provenance(fields) | {"mlflow.parentRunId": parent.run_id}
         run.experiment_id = parent.experiment_id
         opened = run.client.create_run(run.experiment_id, tags=tags, run_name=self.label)
@@ -282,7 +298,8 @@ class StageRun:
             if reference is not None:
                 source = f"{need.kind}/{need.key}/data.parquet"
                 dataset = Dataset(*reference, source_type="sqltrain-store", source=source)
-                inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", self.step.name)]))
+                tag = InputTag("mlflow.data.context", self.step.name)
+                inputs.append(DatasetInput(dataset, [tag]))
         if inputs:
             self.run.client.log_inputs(self.run.run_id, inputs)
 
@@ -303,11 +320,13 @@ class StageRun:
         self.note("its numbers in the parent", lambda: self.tracker.summarise(self.role, result, numbers))
         self.note("its timing", lambda: run.log_rows("timing", timing))
         for name in SMALL_FILES:
-            if (result.folder / name).is_file():
-                self.note(name, functools.partial(_log_file, run, result.folder / name))
+            path = result.folder / name
+            if path.is_file():
+                self.note(name, functools.partial(_log_file, run, path))
         if result.kind == "report":
+            page = result.folder / "report.html"
             folder = benchmark_of(result.name) or None  # the first benchmark's page lies on top
-            self.note("the report", lambda: _log_file(parent, result.folder / "report.html", folder))
+            self.note("the report", lambda: _log_file(parent, page, folder))
         if result.name in graph.TRAINING:
             self.note("its checkpoint", lambda: models.register(run, self.tracker.recipe, result))
         if result.name.startswith("evaluate_"):
@@ -338,12 +357,14 @@ def _terminate(run: MlflowRun, error: BaseException | None) -> None:
 def _mark_killed_runs(client: MlflowClient, experiment_id: str) -> None:
     """End the runs of this machine that are RUNNING although their process is gone (kill -9), and their children."""
     running = "attributes.status = 'RUNNING' and tags."
-    for parent in client.search_runs([experiment_id], f"{running}`sqltrain.host` = '{platform.node()}'"):
+    on_this_machine = f"{running}`sqltrain.host` = '{platform.node()}'"
+    for parent in client.search_runs([experiment_id], on_this_machine):
         mark = parent.data.tags.get("sqltrain.process", "0/")
-        pid = int(mark.partition("/")[0])
-        if process_mark(pid) == mark:
+        pid, _, _ = mark.partition("/")
+        if process_mark(int(pid)) == mark:
             continue
-        children = client.search_runs([experiment_id], f"{running}`mlflow.parentRunId` = '{parent.info.run_id}'")
+        of_parent = f"{running}`mlflow.parentRunId` = '{parent.info.run_id}'"
+        children = client.search_runs([experiment_id], of_parent)
         for dead in (*children, parent):
             client.set_terminated(dead.info.run_id, "KILLED")
 
@@ -364,7 +385,9 @@ def process_mark(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return f"{pid}/{stat.rpartition(')')[2].split()[19]}"
+    _, _, after_name = stat.rpartition(")")
+    start_time = after_name.split()[19]
+    return f"{pid}/{start_time}"
 
 
 # Training curves: read from a growing JSONL file, sent in batches.
@@ -419,12 +442,14 @@ def read_rows(paths: Sequence[Path], offset: int) -> tuple[list[Row], int]:
                 data = file.read()
         except OSError:
             continue
-        complete = data[: data.rfind(b"\n") + 1]
+        end = data.rfind(b"\n") + 1
+        complete = data[:end]
         rows: list[Row] = []
         for line in complete.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a line that is not a row
                 numbers = json.loads(line)
-                rows.append((int(numbers.pop("step")), numbers))
+                step = int(numbers.pop("step"))
+                rows.append((step, numbers))
         return rows, offset + len(complete)
     return [], offset
 

@@ -29,10 +29,13 @@ def write_folder(folder: Path, recipe: Recipe, result: StageResult, model_id: st
     from mlflow.types import ColSpec, Schema
 
     resolved = recipe.model_dump(mode="json")
-    write_json(folder / REFERENCE, {"stage": result.name, "key": result.key, "recipe": resolved})
+    reference = {"stage": result.name, "key": result.key, "recipe": resolved}
+    write_json(folder / REFERENCE, reference)
     (folder / CARD).write_text(card(recipe, result), encoding="utf-8")
-    inputs = Schema([ColSpec("string", "question"), ColSpec("string", "database")])
-    signature = ModelSignature(inputs=inputs, outputs=Schema([ColSpec("string", "sql")]))
+    question = ColSpec("string", "question")
+    database = ColSpec("string", "database")
+    sql = ColSpec("string", "sql")
+    signature = ModelSignature(inputs=Schema([question, database]), outputs=Schema([sql]))
     model = Model(signature=signature, model_id=model_id)
     model.add_flavor("python_function", loader_module=__name__, data=REFERENCE, env=None)
     model.save(str(folder / "MLmodel"))
@@ -40,9 +43,11 @@ def write_folder(folder: Path, recipe: Recipe, result: StageResult, model_id: st
 
 def card(recipe: Recipe, result: StageResult) -> str:
     """The model card of a checkpoint, for its users."""
-    numbers = "\n".join(f"| {name} | {value:.4g} |" for name, value in sorted(result.metrics.items()))
+    figures = sorted(result.metrics.items())
+    numbers = "\n".join(f"| {name} | {value:.4g} |" for name, value in figures)
+    title = recipe.title or "A multi-turn text-to-SQL agent."
     return (
-        f"# {recipe.name}: checkpoint of {result.name}\n\n{recipe.title or 'A multi-turn text-to-SQL agent.'}\n\n"
+        f"# {recipe.name}: checkpoint of {result.name}\n\n{title}\n\n"
         f"- base model: `{recipe.model.source}`\n- protocol: `{recipe.protocol.name}`, at most "
         f"{recipe.protocol.max_turns_eval} turns\n- seed: {recipe.seed}\n- weights: `{result.name}/{result.key}/model` "
         "of the store; they are not copied here\n\n"
@@ -71,23 +76,31 @@ class ServedAgent:
             if not path.is_file():
                 hint = "The column `database` holds paths of SQLite or DuckDB files."
                 raise DataError(f"no such database: {path}", hint)
-            database = Database(path.stem, engine_of_file(path) or "sqlite", str(path))
-            questions.append(Example(str(number), str(row["question"]), database, ""))
+            engine = engine_of_file(path) or "sqlite"
+            database = Database(path.stem, engine, str(path))
+            question = Example(str(number), str(row["question"]), database, "")
+            questions.append(question)
         recipe = self.recipe
+        link = linking(recipe.data.linker)
+        mode = RolloutMode.served(recipe)
         with Environment(recipe) as environment:
-            questions = environment.prepare(questions, linking(recipe.data.linker), is_served=True)
+            questions = environment.prepare(questions, link, is_served=True)
             requests = [EpisodeRequest(question, 0, recipe.seed) for question in questions]
             policy = local_policy(str(self.weights), recipe)
-            answers = environment.run(policy, requests, RolloutMode.served(recipe))
+            answers = environment.run(policy, requests, mode)
         return [answer.final_sql or "" for answer in answers]
 
 
 def _load_pyfunc(path: str) -> ServedAgent:
     """MLflow's hook: the agent of a reference."""
-    reference = read_json(Path(path)) or json.loads(Path(path, REFERENCE).read_text(encoding="utf-8"))
-    store = Store(Path(os.environ.get("SQLTRAIN_STORE") or "store").expanduser())
+    reference = read_json(Path(path))
+    if not reference:
+        reference = json.loads(Path(path, REFERENCE).read_text(encoding="utf-8"))
+    root = Path(os.environ.get("SQLTRAIN_STORE") or "store")
+    store = Store(root.expanduser())
     weights = store.folder(reference["stage"], reference["key"]) / "model"
     if not weights.is_dir():
         name = f"{reference['stage']}/{reference['key']}"
         raise DataError(f"{store.root} has no {name}", f"Set SQLTRAIN_STORE, or: sqltrain store pull URL {name}")
-    return ServedAgent(Recipe.model_validate(reference["recipe"]), weights)
+    recipe = Recipe.model_validate(reference["recipe"])
+    return ServedAgent(recipe, weights)

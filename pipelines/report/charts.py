@@ -362,7 +362,8 @@ def _percent_on_axis(share: float) -> str:
     return percent
 
 
-def _number_on_axis(number: float) -> str:
+def number_on_axis(number: float) -> str:
+    """A mark of an axis without needless digits."""
     return f"{number:g}"
 
 
@@ -380,7 +381,7 @@ def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) 
     drawing = [grid_y(up, frame, ticks(low, high), _whole_percent)]
     for line in series:
         drawing += _line_over_k(line, across, up)
-    drawing.append(axis_x(across, frame, ks, _number_on_axis, "samples k"))
+    drawing.append(axis_x(across, frame, ks, number_on_axis, "samples k"))
     return canvas(width, height, title, drawing)
 
 
@@ -437,7 +438,7 @@ def training_curve(
     line = polyline(averages, _styled("line", style))
     end_mark = tag("circle", cx=end_x, cy=end_y, r=2.8, class_=_styled("mark", style), data_tip=tip)
     end_value = text(end_x + 6, end_y + 4, last, "end-value")
-    axis = axis_x(across, frame, [first_step, last_step], _number_on_axis, "")
+    axis = axis_x(across, frame, [first_step, last_step], number_on_axis, "")
     first = formats.compact(first_value)
     label = f"{name} by step: from {first} to {last}"
     return canvas(width, height, label, grid, faint_line, line, end_mark, end_value, axis)
@@ -537,7 +538,7 @@ def turns(groups: Sequence[TurnsGroup], label: str) -> Html:
             drawing += _turns_row(row, y + ROW_HEIGHT / 2, scale)
             y += ROW_HEIGHT
         y += GROUP_GAP
-    drawing.append(axis_x(scale, frame, marks, _number_on_axis, "turns"))
+    drawing.append(axis_x(scale, frame, marks, number_on_axis, "turns"))
     return canvas(WIDE, height, label, drawing, class_="wide")
 
 

@@ -50,7 +50,9 @@ class Contrast(Section):
     @property
     def unit(self) -> float:
         """The value of one of its numbers in the measure's own unit: a point is a hundredth."""
-        return 0.01 if measure(self.measure).kind == "percent" else 1.0
+        if measure(self.measure).kind == "percent":
+            return 0.01
+        return 1.0
 
 
 class Claim(Section):
@@ -140,12 +142,14 @@ def _decide_contrast(contrast: Contrast, runs: Runs, seeds: Sequence[str]) -> Co
     not_measured = ContrastResult(contrast, None, (), 0, "not measured", None)
     row_runs = runs.get(contrast.row, {})
     over_runs = runs.get(contrast.over, {})
-    if not seeds or not all(seed in row_runs and seed in over_runs for seed in seeds):
+    has_all_seeds = all(seed in row_runs and seed in over_runs for seed in seeds)
+    if not seeds or not has_all_seeds:
         return not_measured
     over_measure = contrast.over_measure or contrast.measure
     before = [_scores_beyond(over_runs[seed], over_measure, contrast.beyond) for seed in seeds]
     after = [_scores_beyond(row_runs[seed], contrast.measure, contrast.beyond) for seed in seeds]
-    difference = stats.difference(before, after, row_runs[seeds[0]].seed)
+    first_run = row_runs[seeds[0]]
+    difference = stats.difference(before, after, first_run.seed)
     if difference is None:
         return not_measured
 
@@ -165,9 +169,8 @@ def _decide_contrast(contrast: Contrast, runs: Runs, seeds: Sequence[str]) -> Co
     if contrast.margin is not None:
         margin = contrast.margin * contrast.unit
     verdict = decide(low, high, margin, contrast.matters * contrast.unit)
-    return ContrastResult(
-        contrast, difference, tuple(by_seed), pairs, verdict, detectable_difference(difference, len(seeds))
-    )
+    detectable = detectable_difference(difference, len(seeds))
+    return ContrastResult(contrast, difference, tuple(by_seed), pairs, verdict, detectable)
 
 
 def _scores_beyond(run: FinishedEvaluation, name: str, beyond: str | None) -> Scores:
@@ -175,4 +178,5 @@ def _scores_beyond(run: FinishedEvaluation, name: str, beyond: str | None) -> Sc
     scores = measure(name).scores(run)
     if beyond is None:
         return scores
-    return stats.score_differences(measure(beyond).scores(run), scores)
+    scores_beyond = measure(beyond).scores(run)
+    return stats.score_differences(scores_beyond, scores)

@@ -68,7 +68,10 @@ class PaperTable(Form):
         for name in named_rows:
             if name not in self.rows:
                 raise ValueError(f"there is no row {name!r}")
-        if self.miniature is not None and self.miniature.rows and self.baseline not in self.miniature.rows:
+        miniature_rows: Rows = {}
+        if self.miniature is not None:
+            miniature_rows = self.miniature.rows
+        if miniature_rows and self.baseline not in miniature_rows:
             raise ValueError(f"the miniature has no row {self.baseline!r}, which is the baseline")
         for name in self.measures:
             measure(name)
@@ -106,7 +109,9 @@ def claim_tables() -> dict[str, PaperTable]:
 
     def number(name: str) -> int:
         claim = tables[name].claim
-        return claim.number if claim is not None else 0
+        if claim is None:
+            return 0
+        return claim.number
 
     return {name: tables[name] for name in sorted(tables, key=number)}
 
@@ -115,8 +120,11 @@ def load_table(name: str) -> PaperTable:
     """A table by its name."""
     known = table_names()
     if name not in known:
+        listed = ", ".join(known)
+        hint = f"Known: {listed}."
         close = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+        if close:
+            hint = f"Did you mean {close[0]!r}?"
         raise RecipeError(f"there is no table {name!r}", hint)
     return read_table_file(FOLDER / f"{name}.yaml")
 

@@ -32,7 +32,8 @@ def render_sweep(result: Sweep) -> str:
     figures = {}
     for name, lines in curves.items():
         title = name.replace("_", " ")
-        figures[name] = (title, chart(lines, name, row_names))
+        drawing = chart(lines, name, row_names)
+        figures[name] = (title, drawing)
     first_curves = [figures[name] for name in result.curves if name in figures]
     other_curves = [figure for name, figure in figures.items() if name not in result.curves]
     return render(
@@ -147,12 +148,15 @@ def chart(lines: Sequence[Line], name: str, row_names: Sequence[str]) -> charts.
     for line in lines:
         row_number = row_names.index(line.row)
         drawing.append(_line_with_band(line, row_number, across, up))
-        ends.append(f"{line.row} {formats.compact(line.points[-1][1])}")
+        _, last_mean, _, _ = line.points[-1]
+        ends.append(f"{line.row} {formats.compact(last_mean)}")
     marks = charts.ticks(min(steps), max(steps))
     whole_steps = [mark for mark in marks if mark == int(mark)]
-    axis = charts.axis_x(across, frame, whole_steps, lambda step: f"{step:g}", "step")
+    axis = charts.axis_x(across, frame, whole_steps, charts.number_on_axis, "step")
     drawing.append(axis)
-    return charts.canvas(width, height, f"{name} by step, at the end: {'; '.join(ends)}", drawing)
+    ends_in_words = "; ".join(ends)
+    label = f"{name} by step, at the end: {ends_in_words}"
+    return charts.canvas(width, height, label, drawing)
 
 
 def _line_with_band(line: Line, row_number: int, across: charts.Scale, up: charts.Scale) -> charts.Html:

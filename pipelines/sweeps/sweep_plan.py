@@ -80,7 +80,8 @@ def plan_cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]
     if rows:
         row_axis = []
         for row, row_words in rows.items():
-            row_axis.append(AxisValue(ROW, row, tuple(row_words)))
+            value = AxisValue(ROW, row, tuple(row_words))
+            row_axis.append(value)
         axes.append(row_axis)
     axes += [_axis_values(word) for word in words]
     _refuse_repeated_axes(axes)
@@ -93,7 +94,8 @@ def _refuse_repeated_axes(axes: Sequence[Sequence[AxisValue]]) -> None:
     for number, values in enumerate(axes):
         axis = values[0].axis
         later_axes = {later[0].axis for later in axes[number + 1 :]}
-        if len(values) > 1 and axis != "include" and axis in later_axes:
+        is_axis = len(values) > 1 and axis != "include"
+        if is_axis and axis in later_axes:
             raise RecipeError(f"the axis {axis} is given twice", "Write its values once, with commas between.")
 
 
@@ -102,8 +104,9 @@ def _cell(name: str, combination: Sequence[AxisValue], axes: Sequence[Sequence[A
     for value in combination:
         words += value.words
     checkpoints = _values_of(AFTER, words)
-    if any(stage not in CHECKPOINTS for stage in checkpoints):
-        hint = f"Write {AFTER}= with {', '.join(CHECKPOINTS)}."
+    if not set(checkpoints) <= set(CHECKPOINTS):
+        known = ", ".join(CHECKPOINTS)
+        hint = f"Write {AFTER}= with {known}."
         raise RecipeError(f"there is no checkpoint {checkpoints[-1]!r}", hint)
     source = [name, *_values_of(RECIPE, words)][-1]
     overrides = _overrides(words)
@@ -115,12 +118,15 @@ def _cell(name: str, combination: Sequence[AxisValue], axes: Sequence[Sequence[A
     for value, axis_values in zip(combination, axes, strict=True):
         if len(axis_values) > 1 or value.axis == ROW:
             values[value.axis] = value.value
+    after = ""
+    if checkpoints:
+        after = checkpoints[-1]
     return SweepCell(
         values=values,
         recipe=recipe,
         source=source,
         overrides=tuple(overrides),
-        after=checkpoints[-1] if checkpoints else "",
+        after=after,
         asked=tuple(asked),
     )
 
@@ -156,7 +162,8 @@ def _axis_values(word: str) -> list[AxisValue]:
         values = [str(number) for number in range(first, last + 1)]
     else:
         values = _split_outside_brackets(text)
-    if not equals or not values or len(set(values)) < len(values):
+    is_repeated = len(set(values)) < len(values)
+    if not equals or not values or is_repeated:
         raise RecipeError(f"{word!r} is neither an axis nor an override", "Write key=value, key=a,b,c or seed=0..2.")
     return [AxisValue(axis, value, (f"{axis}={value}",)) for value in values]
 
@@ -249,7 +256,8 @@ class _CellMaker:
             if not isinstance(fault, SqltrainError):
                 error = f"{type(fault).__name__}: {fault}"
             for stage, written in before.items():
-                if not self._store.has(*stage) and self._last_write(*stage) != written:
+                is_unfinished = not self._store.has(*stage)
+                if is_unfinished and self._last_write(*stage) != written:
                     self._errors[stage] = error
             return FinishedCell(cell.values, error=error)
 
@@ -317,7 +325,8 @@ def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
             judges.append(str(term.options.get("by", "static")))
     judge = "none"
     if checkpoint == "grpo" and judges:
-        judge = " and ".join(judges).replace("static", "program")
+        listed = " and ".join(judges)
+        judge = listed.replace("static", "program")
     schema: str = asked.protocol.schema_view
     if schema == "filtered":
         schema += f" by {asked.data.linker}"
@@ -346,10 +355,13 @@ def baseline_of(planned: Sequence[SweepCell], name: str | None) -> Mapping[str, 
     if not name:
         if not axes:
             return {}
-        return {axes[0]: planned[0].values[axes[0]]}
+        first_axis = axes[0]
+        return {first_axis: planned[0].values[first_axis]}
     axis, _, value = name.partition("=")
-    if axis not in axes or not any(cell.values[axis] == value for cell in planned):
-        raise UserError(f"no row has {name!r}", f"The axes of rows: {', '.join(axes) or 'none'}.")
+    is_row = axis in axes and any(cell.values[axis] == value for cell in planned)
+    if not is_row:
+        listed = ", ".join(axes) or "none"
+        raise UserError(f"no row has {name!r}", f"The axes of rows: {listed}.")
     return {axis: value}
 
 
@@ -358,7 +370,8 @@ def write_sweep(sweep: Sweep, folder: Path) -> str:
     source = table(sweep)
     markdown = formats.markdown(source)
     if sweep.claim is not None:
-        markdown += f"\n{formats.markdown(verdict_table(sweep))}"
+        verdicts = verdict_table(sweep)
+        markdown += "\n" + formats.markdown(verdicts)
     texts = {
         "sweep.md": markdown,
         "sweep.tex": formats.latex(source),
@@ -368,7 +381,8 @@ def write_sweep(sweep: Sweep, folder: Path) -> str:
     with writing_to(folder, OUT_HINT):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            write_atomic(folder / name, escape_surrogates(text))  # an error's text may hold half a character
+            escaped = escape_surrogates(text)  # an error's text may hold half a character
+            write_atomic(folder / name, escaped)
     return markdown
 
 
@@ -379,7 +393,9 @@ def cells_of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tu
     for cell in planned:
         axes |= dict.fromkeys(cell.values)
     facts = {"recipe": name, "axes": ", ".join(axes) or "none"}
-    return planned, Sweep(f"{name}: {len(planned)} cells", (), baseline_of(planned, baseline), facts=facts)
+    title = f"{name}: {len(planned)} cells"
+    reference = baseline_of(planned, baseline)
+    return planned, Sweep(title, (), reference, facts=facts)
 
 
 def cells_of_paper_table(
@@ -391,8 +407,9 @@ def cells_of_paper_table(
     given = {word.partition("=")[0] for word in words}
     axes = []
     for axis in form.axes:
-        replaced = axis.partition("=")[0] in given  # `seed=7..9` replaces the file's own seeds
-        if not replaced or len(_axis_values(axis)) == 1:
+        name_of_axis, _, _ = axis.partition("=")
+        is_replaced = name_of_axis in given  # `seed=7..9` replaces the file's own seeds
+        if not is_replaced or len(_axis_values(axis)) == 1:
             axes.append(axis)
     planned = plan_cells(form.recipe, [*axes, *words], form.rows)
     title = f"{source.paper}: {source.title}"

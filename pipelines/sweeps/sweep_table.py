@@ -89,7 +89,8 @@ class Sweep:
         cells_by_values: dict[tuple[str, ...], list[FinishedCell]] = {}
         for cell in self.cells:
             values = tuple(cell.values[axis] for axis in axes)
-            cells_by_values.setdefault(values, []).append(cell)
+            cells_of_row = cells_by_values.setdefault(values, [])
+            cells_of_row.append(cell)
         rows = []
         for values, cells in cells_by_values.items():
             name = ", ".join(values) or "the recipe"
@@ -139,7 +140,9 @@ class SweepRow:
     def bootstrap_seed(self) -> int:
         """The seed of its intervals: its first run's."""
         runs = self.runs
-        return runs[0].seed if runs else 0
+        if not runs:
+            return 0
+        return runs[0].seed
 
 
 LinePoint = tuple[float, float, float, float]  # step, mean over seeds, lowest seed, highest seed
@@ -169,7 +172,8 @@ def table(sweep: Sweep) -> ReportTable:
     columns = tuple(column for column, _ in filled_columns)
     table_rows = []
     for row in rows:
-        table_rows.append(tuple(cell_of(row) for _, cell_of in filled_columns))
+        cells = [cell_of(row) for _, cell_of in filled_columns]
+        table_rows.append(tuple(cells))
     notes = " ".join(_table_notes(sweep))
     return ReportTable("sweep", sweep.title, columns, tuple(table_rows), notes)
 
@@ -187,7 +191,8 @@ def _table_columns(sweep: Sweep, rows: Sequence[SweepRow]) -> Iterator[FilledCol
         measure = measures.measure(name)
         heading = measures.title(name)
         is_share = measure.kind == "percent"
-        yield TableColumn(heading, "estimate" if is_share else "mean"), partial(figure, measure=measure)
+        column = TableColumn(heading, "estimate" if is_share else "mean")
+        yield column, partial(figure, measure=measure)
         if name in reported_measures:
             paper_column = TableColumn(f"{heading}, paper", measure.kind, "the paper's own figure")
             yield paper_column, partial(sweep.reported_figure, measure=measure)
@@ -199,9 +204,10 @@ def _table_columns(sweep: Sweep, rows: Sequence[SweepRow]) -> Iterator[FilledCol
             about = f"sample deviation of the seeds' {heading}"
             if is_share:
                 about += ", in points"
-            yield TableColumn("deviation", measure.kind, about), partial(_deviation_over_seeds, measure=measure)
+            deviation = partial(_deviation_over_seeds, measure=measure)
+            yield TableColumn("deviation", measure.kind, about), deviation
     if has_seeds:
-        yield TableColumn("seeds", "count", "that were made"), lambda row: float(len(row.runs))
+        yield TableColumn("seeds", "count", "that were made"), _n_seeds
     yield TableColumn("equality"), _row_equalities
     yield TableColumn("questions", "count"), _n_questions
     yield TableColumn("condition"), _conditions
@@ -210,6 +216,10 @@ def _table_columns(sweep: Sweep, rows: Sequence[SweepRow]) -> Iterator[FilledCol
 
 def _value_on(row: SweepRow, axis: str) -> Cell:
     return row.values[axis]
+
+
+def _n_seeds(row: SweepRow) -> float:
+    return float(len(row.runs))
 
 
 def figure(row: SweepRow, measure: Measure) -> Estimate | float | None:
@@ -276,7 +286,8 @@ def _conditions(row: SweepRow) -> str | None:
     conditions = list(dict.fromkeys(conditions_of_cells))
     seeds = dict.fromkeys(str(run.seed) for run in row.runs)
     if seeds:
-        conditions.append(f"seed {', '.join(seeds)}")
+        listed = ", ".join(seeds)
+        conditions.append(f"seed {listed}")
     return "; ".join(conditions) or None
 
 
@@ -285,10 +296,15 @@ def _errors(row: SweepRow) -> str | None:
     seeds_by_error: dict[str, list[str]] = {}
     for cell in row.cells:
         if cell.error:
-            seeds_by_error.setdefault(cell.error, []).append(cell.seed)
+            seeds = seeds_by_error.setdefault(cell.error, [])
+            seeds.append(cell.seed)
     messages = []
     for error, seeds in seeds_by_error.items():
-        messages.append(f"seed {', '.join(seeds)}: {error}" if seeds[0] else error)
+        message = error
+        if seeds[0]:
+            listed = ", ".join(seeds)
+            message = f"seed {listed}: {error}"
+        messages.append(message)
     return "; ".join(messages) or None
 
 
@@ -302,12 +318,15 @@ def _table_notes(sweep: Sweep) -> Iterator[str]:
         references = [f"from {baseline}"]
         for name, other in sweep.against.items():
             references.append(f"of {name} from {other}")
-        yield f"The difference is {', '.join(references)}, question by question."
+        listed = ", ".join(references)
+        yield f"The difference is {listed}, question by question."
     if len(sweep.seeds) > 1:
-        yield f"Means over the seeds {', '.join(sweep.seeds)}; intervals hold the chance of both."
+        seeds = ", ".join(sweep.seeds)
+        yield f"Means over the seeds {seeds}; intervals hold the chance of both."
     if sweep.reported and BENCHMARK not in sweep.axes:
-        benchmarks = [next(iter(by_benchmark), "") for by_benchmark in sweep.reported.values()]
-        yield f"The paper's figures are of {', '.join(dict.fromkeys(benchmarks))}."
+        first_benchmarks = [next(iter(by_benchmark), "") for by_benchmark in sweep.reported.values()]
+        benchmarks = ", ".join(dict.fromkeys(first_benchmarks))
+        yield f"The paper's figures are of {benchmarks}."
 
 
 def verdict_table(sweep: Sweep) -> ReportTable:
@@ -323,9 +342,11 @@ def verdict_table(sweep: Sweep) -> ReportTable:
     )
     if sweep.claim is None:
         return ReportTable("verdict", "", columns, ())
-    rows = tuple(_verdict_row(result) for result in sweep.contrasts)
-    overall = overall_verdict([result.verdict for result in sweep.contrasts])
-    return ReportTable("verdict", sweep.claim.text, columns, rows, f"{overall}. {sweep.claim.reading}")
+    rows = tuple(map(_verdict_row, sweep.contrasts))
+    verdicts = [result.verdict for result in sweep.contrasts]
+    overall = overall_verdict(verdicts)
+    note = f"{overall}. {sweep.claim.reading}"
+    return ReportTable("verdict", sweep.claim.text, columns, rows, note)
 
 
 def _verdict_row(result: ContrastResult) -> tuple[Cell, ...]:
@@ -353,9 +374,11 @@ def contrast_measure(contrast: Contrast) -> str:
     """The measure of a contrast, in words: "EX", "EX at once against EX"."""
     words = measures.title(contrast.measure)
     if contrast.over_measure is not None:
-        words += f" against {measures.title(contrast.over_measure)}"
+        title_over = measures.title(contrast.over_measure)
+        words += f" against {title_over}"
     if contrast.beyond is not None:
-        words += f", less that of {measures.title(contrast.beyond)}"
+        title_beyond = measures.title(contrast.beyond)
+        words += f", less that of {title_beyond}"
     return words
 
 
@@ -396,8 +419,10 @@ def _line_points(row: SweepRow, name: str) -> tuple[LinePoint, ...]:
     values_by_step: dict[float, list[float]] = {}
     n_questions: dict[float, int] = {}  # step -> held-out questions, for held-out accuracy
     for cell in row.cells:
-        for step, value in smoothed(curve_points(cell.curves, name)):
-            values_by_step.setdefault(step, []).append(value)
+        logged = curve_points(cell.curves, name)
+        for step, value in smoothed(logged):
+            values = values_by_step.setdefault(step, [])
+            values.append(value)
         if name == HELD_OUT:
             for step, count in curve_points(cell.curves, N_HELD_OUT):
                 n_questions[step] = int(count)
@@ -408,7 +433,8 @@ def _line_points(row: SweepRow, name: str) -> tuple[LinePoint, ...]:
         n = n_questions.get(step, 0)
         if n:
             bounds += wilson(mean * n, n)
-        points.append((step, mean, min(bounds), max(bounds)))
+        point = (step, mean, min(bounds), max(bounds))
+        points.append(point)
     return tuple(points)
 
 

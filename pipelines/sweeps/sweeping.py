@@ -41,8 +41,10 @@ class PlannedSweep:
 
     def stages_to_make(self) -> dict[str, str]:
         """The line of each cell's forecast, by the cell's name."""
-        lines = zip(self.cells, self.forecast, strict=False)  # the last line is the sum
-        return {cell.name: line.removeprefix(f"{cell.name}: ") for cell, line in lines}
+        lines_by_cell = {}
+        for cell, line in zip(self.cells, self.forecast, strict=False):  # the last line is the sum
+            lines_by_cell[cell.name] = line.removeprefix(f"{cell.name}: ")
+        return lines_by_cell
 
     def make_folder(self) -> None:
         """Make the folder before the first cell: a folder that cannot be written is told at once."""
@@ -95,4 +97,5 @@ def plan_sweep(request: SweepRequest, store: Store) -> PlannedSweep:
         cells, empty = sweep_plan.cells_of_recipe(name, request.axes, request.baseline)
     forecast = list(sweep_plan.forecast(cells, store))
     key = digest([name, request.miniature, list(request.axes), dict(empty.baseline)])
-    return PlannedSweep(cells, empty, forecast, request.out or store.root / "sweeps" / key)
+    folder = request.out or store.root / "sweeps" / key
+    return PlannedSweep(cells, empty, forecast, folder)
