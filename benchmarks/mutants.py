@@ -411,7 +411,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
         ],
         "curation/filtering.py::_first_in_all": [
-            Fault("the first levels last", 'is_late = ~rows["hardness"]', 'is_late = rows["hardness"]'),
+            Fault("the first levels last", "is_late = ~hardness", "is_late = hardness"),
             Fault("levels in no order of priority", '.sort("late", "rank").head(', '.sort("rank").head('),
         ],
         "curation/filtering.py::select_demonstrations": [
@@ -493,7 +493,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         ],
         "curation/difficulty.py::select_rl_set_by_parts": [
             Fault("the exploration set left out", "is_in([*balanced, *explore])", "is_in(balanced)"),
-            Fault("no exploration of the SFT pool", "zip((sft, *pools), settings", "zip(pools, settings"),
+            Fault("no exploration of the SFT pool", "all_pools = (sft, *pools)", "all_pools = tuple(pools)"),
         ],
         "curation/difficulty.py::difficulty_figures": [
             Fault("a complete group not counted", 'pl.col("samples") >= group)', 'pl.col("samples") > group)'),
@@ -511,9 +511,9 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         ],
         "curation/gold_schema.py::_differences": [
             Fault(
-                "added and lacking items exchanged",
-                '(("adds", view, best), ("lacks", best, view))',
-                '(("adds", best, view), ("lacks", view, best))',
+                "lacking items taken for added ones",
+                "added = _names_without(view, best)",
+                "added = _names_without(best, view)",
             ),
         ],
         "curation/gold_schema.py::gold_schemas": [
@@ -1373,15 +1373,15 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "recipe/recipes.py::_of_one_kind": [
             Fault(
                 "options of another kind kept",
-                'overlay.get("kind", base.get("kind")):\n        return {}',
-                'overlay.get("kind", base.get("kind")):\n        return dict(base)',
+                'base["kind"] != overlay["kind"]:\n        return {}',
+                'base["kind"] != overlay["kind"]:\n        return dict(base)',
             ),
         ],
         "recipe/recipes.py::_compose": [
             Fault(
                 "an include wins over what follows it",
-                "merged = _merge(merged, _compose(_included(name), (*trail, path)), path)",
-                "merged = _merge(_compose(_included(name), (*trail, path)), merged, path)",
+                "merged = _merge(merged, included, path)",
+                "merged = _merge(included, merged, path)",
             ),
             Fault(
                 "an include wins over the file",
@@ -1410,9 +1410,9 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         ],
         "recipe/recipes.py::_list_index": [
             Fault(
-                "a term found by its beginning", 'item.get("term") == part:', 'str(item.get("term")).startswith(part):'
+                "a term found by its beginning", 'if item["term"] == name:', 'if str(item["term"]).startswith(name):'
             ),
-            Fault("an index behind the list's end", "if part in map(str, range(len(node))):", "if part.isdigit():"),
+            Fault("an index behind the list's end", "if name in numbers:", "if name.isdigit():"),
         ],
         "recipe/recipes.py::resolve_tree": [
             Fault(

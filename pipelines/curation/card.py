@@ -27,9 +27,9 @@ def quality(selected: pl.DataFrame, distinct_2: float) -> dict[str, Any]:
     """Acceptance, reasons, diversity and size of trajectories after `select_demonstrations`, as JSON values."""
     is_kept = pl.col("reason").is_null()
     kept = selected.filter(is_kept)
-    turns = kept["turns"].value_counts().sort("turns")
+    counts_by_turns = kept["turns"].value_counts()
     trajectories_by_turns = {}
-    for n_turns, count in turns.iter_rows():
+    for n_turns, count in counts_by_turns.sort("turns").iter_rows():
         trajectories_by_turns[str(n_turns)] = count
     agent_chars = kept["agent_chars"].cast(pl.Int64)  # 32 bits are too few for the sum
     return {
@@ -82,12 +82,12 @@ def _diversity(kept: pl.DataFrame, distinct_2: float) -> dict[str, float]:
     n_shapes = kept["shape"].n_unique()
     counts_of_plans = kept["plan"].value_counts()["count"]
     shares_of_plans = counts_of_plans / n_kept
-    bits = [share * math.log2(1 / share) for share in shares_of_plans]
+    bits_of_plans = [share * math.log2(1 / share) for share in shares_of_plans]
     return {
         "near_duplicates": n_repetitions / n_kept,  # share of repetitions
         "plans": float(n_plans),
         "sql_shapes": float(n_shapes),
-        "plan_entropy": math.fsum(bits),
+        "plan_entropy": math.fsum(bits_of_plans),
         "distinct_2": distinct_2,
     }
 
@@ -127,8 +127,12 @@ def card_text(recipe: Recipe, figures: Mapping[str, Any], leakage: Mapping[str, 
     for name, cost in sorted(spent.items()):
         costs.append({"endpoint": name, **cost})
     paragraphs.append(_markdown_table("What the answers cost, whichever run paid", costs))
-    versions = [f"{name} {version(name) or 'not installed'}" for name in VERSIONS]
-    paragraphs.append(f"Versions: {', '.join(versions)}.")
+    versions = []
+    for name in VERSIONS:
+        number = version(name) or "not installed"
+        versions.append(f"{name} {number}")
+    listed = ", ".join(versions)
+    paragraphs.append(f"Versions: {listed}.")
     return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
@@ -152,8 +156,10 @@ def _markdown_table(title: str, rows: Sequence[Row]) -> str:
         cells = [str(row[head]) for head in heads]
         escaped = [cell.replace("|", "\\|") for cell in cells]
         lines.append(_markdown_row(escaped))
-    return f"## {title}\n\n" + "\n".join(lines)
+    table = "\n".join(lines)
+    return f"## {title}\n\n{table}"
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    joined = " | ".join(cells)
+    return f"| {joined} |"

@@ -67,7 +67,8 @@ def score_questions(outcomes: Iterable[Outcome]) -> list[ScoredQuestion]:
             right[outcome.example_id] += outcome.correct
     scored = []
     for id, n_samples in samples.items():
-        scored.append(ScoredQuestion(id, n_samples, right[id]))
+        question = ScoredQuestion(id, n_samples, right[id])
+        scored.append(question)
     return scored
 
 
@@ -86,7 +87,8 @@ def rank(scored: pl.DataFrame, seed: int) -> pl.DataFrame:
     tickets = np.fromiter(each_ticket, np.uint64, count)
     with_score = scored.with_columns(score=pl.Series(scores))
     with_ticket = with_score.with_columns(ticket=pl.Series(tickets))
-    return with_ticket.sort("score", "ticket").drop("ticket")
+    ranked = with_ticket.sort("score", "ticket")
+    return ranked.drop("ticket")
 
 
 def select_rl_set(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSet:
@@ -101,7 +103,8 @@ def select_rl_set(scored: pl.DataFrame, settings: Difficulty, seed: int) -> RlSe
     else:
         pass_rate = pl.col("right") / pl.col("samples")
         pool = ranked.filter(pass_rate < settings.max_pass)
-    balanced = pool["example_id"][: settings.keep].to_list()
+    kept_ids = pool["example_id"][: settings.keep]
+    balanced = kept_ids.to_list()
     is_balanced = pl.col("example_id").is_in(balanced)
     never_solved = ranked.filter(IS_NEVER_SOLVED & ~is_balanced)
     explored = never_solved["example_id"].head(settings.explore)
@@ -114,9 +117,11 @@ def select_rl_set_by_parts(sft: pl.DataFrame, pools: Sequence[pl.DataFrame], set
     `explore_parts` has the number of never-solved questions to take from the SFT pool, then from each RL pool in order.
     """
     without_exploration = settings.model_copy(update={"explore": 0})
-    balanced = select_rl_set(pools[0], without_exploration, seed).balanced
+    first_set = select_rl_set(pools[0], without_exploration, seed)
+    balanced = first_set.balanced
     explore: list[str] = []
-    for scored, count in zip((sft, *pools), settings.explore_parts, strict=False):
+    all_pools = (sft, *pools)
+    for scored, count in zip(all_pools, settings.explore_parts, strict=False):
         ranked = rank(scored, seed)
         is_selected = pl.col("example_id").is_in([*balanced, *explore])
         never_solved = ranked.filter(IS_NEVER_SOLVED & ~is_selected)

@@ -160,10 +160,13 @@ def fault(outcome: Outcome, well_formed: bool = True) -> Reason | None:
     if trajectory.final_sql is None:
         return f"no_answer_{trajectory.stop.value}", f"after {n_turns} turns"
     if not outcome.executable:
-        status = outcome.status.value if outcome.status else "not_run"
+        status = "not_run"
+        if outcome.status:
+            status = outcome.status.value
         return f"sql_{status}", trajectory.final_sql
     if not outcome.correct:
-        return "wrong_result", f"{outcome.n_rows} rows, not the gold's by {outcome.equality}: {trajectory.final_sql}"
+        detail = f"{outcome.n_rows} rows, not the gold's by {outcome.equality}: {trajectory.final_sql}"
+        return "wrong_result", detail
     return None
 
 
@@ -184,13 +187,15 @@ def select_demonstrations(judged: pl.DataFrame, settings: Filter, seed: int) -> 
     rows_within["over_per_example"] = rows["row"]
     rows = _first_in_all(rows, settings, seed)
     rows_within["over_keep"] = rows["row"]
-    reasons = judged["reason"].cast(pl.String).to_frame().with_row_index("row")
+    reason_texts = judged["reason"].cast(pl.String)
+    reasons = reason_texts.to_frame().with_row_index("row")
     for name, numbers in rows_within.items():
         is_within = pl.col("row").is_in(numbers.implode())
         where_beyond = pl.when(is_open & ~is_within)  # the reason of an earlier rule stays
         reason = where_beyond.then(pl.lit(name)).otherwise("reason")
         reasons = reasons.with_columns(reason=reason)
-    return judged.with_columns(reason=reasons["reason"].cast(pl.Categorical))
+    categories = reasons["reason"].cast(pl.Categorical)
+    return judged.with_columns(reason=categories)
 
 
 def _first_of_each_plan(rows: pl.DataFrame, settings: Filter) -> pl.DataFrame:
@@ -217,8 +222,8 @@ def _first_in_all(rows: pl.DataFrame, settings: Filter, seed: int) -> pl.DataFra
     samples = zip(rows["example_id"], rows["sample"], strict=True)
     each_rank = (seeded_rank(id, sample, seed) for id, sample in samples)
     ranks = np.fromiter(each_rank, np.uint64, len(rows))
-    levels_first = list(settings.priority)
-    is_late = ~rows["hardness"].cast(pl.String).is_in(levels_first)
+    hardness = rows["hardness"].cast(pl.String)
+    is_late = ~hardness.is_in(list(settings.priority))
     ranked = rows.with_columns(late=is_late, rank=pl.Series(ranks))
     return ranked.sort("late", "rank").head(settings.keep)
 

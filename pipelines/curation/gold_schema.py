@@ -84,7 +84,8 @@ def consensus(example_id: str, views: Views) -> SchemaConsensus:
     groups: dict[SchemaItems, list[str]] = {}
     for name, view in views.items():
         if view is not None:
-            groups.setdefault(view, []).append(name)
+            names = groups.setdefault(view, [])
+            names.append(name)
     best = max(groups, key=lambda items: len(groups[items]), default=None)
     accepted: SchemaItems | None = None
     names_that_agree: list[str] = []
@@ -96,7 +97,8 @@ def consensus(example_id: str, views: Views) -> SchemaConsensus:
         if view is None:
             reasons.append(f"{name} could not read it")
         elif best is not None and view != best:
-            reasons.append(f"{name} {_differences(view, best)}")
+            differences = _differences(view, best)
+            reasons.append(f"{name} {differences}")
     return SchemaConsensus(
         example_id=example_id,
         items=accepted,
@@ -109,13 +111,21 @@ def consensus(example_id: str, views: Views) -> SchemaConsensus:
 def _differences(view: SchemaItems, best: SchemaItems) -> str:
     """The differences of a view from the one that most extractors share, in words."""
     differences = []
-    for verb, larger, smaller in (("adds", view, best), ("lacks", best, view)):
-        names = sorted(larger.tables - smaller.tables)
-        columns = larger.columns - smaller.columns
-        names += sorted(f"{table}.{column}" for table, column in columns)
-        if names:
-            differences.append(f"{verb} {', '.join(names)}")
+    added = _names_without(view, best)
+    if added:
+        differences.append(f"adds {added}")
+    lacking = _names_without(best, view)
+    if lacking:
+        differences.append(f"lacks {lacking}")
     return " and ".join(differences)
+
+
+def _names_without(items: SchemaItems, others: SchemaItems) -> str:
+    """The tables and columns of items that others lack, with commas between."""
+    names = sorted(items.tables - others.tables)
+    columns = items.columns - others.columns
+    names += sorted(f"{table}.{column}" for table, column in columns)
+    return ", ".join(names)
 
 
 def gold_schemas(folder: Path | None) -> dict[str, SchemaItems] | None:

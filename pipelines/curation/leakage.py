@@ -89,8 +89,8 @@ def _group_by_key(examples: Iterable[Example], key_of: KeyOf) -> dict[Any, list[
     """The questions that have one key, in order."""
     groups: dict[Any, list[Example]] = {}
     for example in examples:
-        key = key_of(example)
-        groups.setdefault(key, []).append(example)
+        group = groups.setdefault(key_of(example), [])
+        group.append(example)
     return groups
 
 

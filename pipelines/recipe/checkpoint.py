@@ -30,7 +30,8 @@ class CheckpointCard(config.Section):
         sampling = json.dumps(self.sampling.model_dump(mode="json"))
         overrides = [f"protocol={protocol}", f"evaluation.sampling={sampling}"]
         for name in sorted(_DATA & self.model_fields_set):
-            overrides.append(f"data.{name}={json.dumps(getattr(self, name))}")
+            value = json.dumps(getattr(self, name))
+            overrides.append(f"data.{name}={value}")
         return overrides
 
 
@@ -38,8 +39,10 @@ def folder_of(named: Path) -> Path:
     """The folder of a checkpoint: the one that is named, or `model` in it if it is the folder of a training stage."""
     named = named.expanduser()
     inside = named / "model"
-    is_stage = (inside / "config.json").is_file() and not (named / "config.json").is_file()
-    return inside if is_stage else named
+    is_checkpoint = (named / "config.json").is_file()
+    if not is_checkpoint and (inside / "config.json").is_file():
+        return inside
+    return named
 
 
 def write_card(folder: Path, recipe: config.Recipe, stage: str, inputs: dict[str, str]) -> None:
@@ -74,7 +77,8 @@ def require_sound(folder: Path) -> None:
     stage = folder.resolve().parent
     if not (stage / MANIFEST).is_file():
         return
-    damaged = Store(stage.parent.parent).damage(stage.parent.name, stage.name, whole=True)
+    store = Store(stage.parent.parent)
+    damaged = store.damage(stage.parent.name, stage.name, whole=True)
     if damaged:
         raise DataError(
             f"{stage} is damaged: {damaged[0]} is not what was written",

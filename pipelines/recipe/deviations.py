@@ -80,8 +80,10 @@ def papers() -> list[str]:
 @cache
 def of_paper(paper: str) -> tuple[Deviation, ...]:
     """The deviations of a paper's recipe: its own, then those that it shares with others."""
-    if paper not in papers():
-        raise RecipeError(f"there are no deviations of {paper!r}", f"conf/deviations has: {', '.join(papers())}.")
+    known = papers()
+    if paper not in known:
+        listed = ", ".join(known)
+        raise RecipeError(f"there are no deviations of {paper!r}", f"conf/deviations has: {listed}.")
     deviations = list(read_deviations(paper))
     for shared in read_deviations(SHARED):
         if not shared.papers or paper in shared.papers:
@@ -93,8 +95,9 @@ def of_paper(paper: str) -> tuple[Deviation, ...]:
 def read_deviations(name: str) -> tuple[Deviation, ...]:
     """The deviations of one file."""
     path = FOLDER / f"{name}.yaml"
+    entries = read_yaml(path)["deviations"]
     try:
-        return tuple(Deviation.model_validate(entry) for entry in read_yaml(path)["deviations"])
+        return tuple(map(Deviation.model_validate, entries))
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "an entry"
@@ -109,7 +112,7 @@ def acting(recipe: Recipe) -> list[Deviation]:
     run = recipe.model_dump(mode="json")
     published = recipes.load(recipe.paper).model_dump(mode="json")
     variants = recipes.variants(recipe.paper)
-    return [each for each in deviations if each.acts(run, published, variants)]
+    return [deviation for deviation in deviations if deviation.acts(run, published, variants)]
 
 
 def deviation_lines(recipe: Recipe) -> Iterator[str]:
@@ -119,16 +122,19 @@ def deviation_lines(recipe: Recipe) -> Iterator[str]:
         RecipeError: the recipe follows no paper.
     """
     if not recipe.paper:
-        raise RecipeError(f"{recipe.name} follows no paper", f"Recipes of papers: {', '.join(papers())}.")
+        listed = ", ".join(papers())
+        raise RecipeError(f"{recipe.name} follows no paper", f"Recipes of papers: {listed}.")
     deviations = acting(recipe)
-    for each in deviations:
-        yield f"{each.where} ({each.kind}: {KINDS[each.kind]})"
-        yield f"  paper   {each.paper}"
-        yield f"  here    {each.ours}"
-        if each.setting:
-            yield f"  setting {' '.join(each.setting)}"
-        yield f"  test    {each.test}"
-    yield f"{len(deviations)} of {len(of_paper(recipe.paper))} deviations of {recipe.paper} act here"
+    for deviation in deviations:
+        yield f"{deviation.where} ({deviation.kind}: {KINDS[deviation.kind]})"
+        yield f"  paper   {deviation.paper}"
+        yield f"  here    {deviation.ours}"
+        if deviation.setting:
+            setting = " ".join(deviation.setting)
+            yield f"  setting {setting}"
+        yield f"  test    {deviation.test}"
+    total = len(of_paper(recipe.paper))
+    yield f"{len(deviations)} of {total} deviations of {recipe.paper} act here"
 
 
 def _settings(overrides: Sequence[str], variants: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, Any]]:
@@ -158,7 +164,9 @@ def _item_of(items: Sequence[Any], name: str) -> Any:
     """The item of a list by its number or its `term`; None if there is none."""
     if name.isdigit():
         number = int(name)
-        return items[number] if number < len(items) else None
+        if number >= len(items):
+            return None
+        return items[number]
     for item in items:
         if isinstance(item, dict) and item.get("term") == name:
             return item

@@ -26,7 +26,8 @@ def open_recipe(
     if model is not None:
         words = [*card_overrides(model), *words]
     recipe_words, store = split_store(words, store_folder)
-    return recipes.load(name, recipe_words), store
+    recipe = recipes.load(name, recipe_words)
+    return recipe, store
 
 
 def card_overrides(model: Path) -> tuple[str, ...]:
@@ -49,7 +50,8 @@ def split_store(overrides: Sequence[str] | None, store_folder: str | None = None
     if not root:
         raise UserError("--store names no folder", "Write --store DIR, or leave it out for ./store.")
     recipe_words = [word for word in words if not word.startswith(STORE_KEY)]
-    return recipe_words, Store(Path(root).expanduser())
+    store = Store(Path(root).expanduser())
+    return recipe_words, store
 
 
 def explicit_store_folder(overrides: Sequence[str] | None, store_folder: str | None) -> str | None:

@@ -29,22 +29,24 @@ def load_plugins(names: Sequence[str]) -> None:
         except RecipeError:
             raise
         except Exception as error:  # a stranger's module may raise anything
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            kind = type(error).__name__
+            message = " ".join(str(error).split())
             hint = "A plug-in is a Python file, or a module that is installed."
-            raise RecipeError(f"the plug-in {name!r} cannot be imported: {reason}", hint) from error
+            raise RecipeError(f"the plug-in {name!r} cannot be imported: {kind}: {message}", hint) from error
 
 
 def _import_file(path: Path) -> None:
     """Import a file as a module, once for each state of its text."""
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
-    name = f"{FILE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if getattr(sys.modules.get(name), "PLUGIN_DIGEST", None) == digest:
+    text_digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    path_digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"{FILE}{path.stem}_{path_digest}"
+    if getattr(sys.modules.get(name), "PLUGIN_DIGEST", None) == text_digest:
         return
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    module.PLUGIN_DIGEST = digest  # type: ignore[attr-defined]
+    module.PLUGIN_DIGEST = text_digest  # type: ignore[attr-defined]
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -131,7 +133,8 @@ def dialect_code(plugins: Sequence[str]) -> dict[str, str]:
 
 def _code_digest(module: str) -> str:
     """16 hex digits over the Python files of a module's package, or over its one file."""
-    top = sys.modules.get(module.partition(".")[0]) or sys.modules[module]
+    top_name, _, _ = module.partition(".")
+    top = sys.modules.get(top_name) or sys.modules[module]
     folders = list(getattr(top, "__path__", ()))
     files: list[Path] = []
     for folder in folders:
@@ -140,5 +143,6 @@ def _code_digest(module: str) -> str:
         files = [Path(str(sys.modules[module].__file__))]
     total = hashlib.sha256()
     for path in files:
-        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+        name = path.name.encode()
+        total.update(name + b"\0" + path.read_bytes() + b"\0")
     return total.hexdigest()[:16]

@@ -24,12 +24,15 @@ from pipelines.recipe.yaml_files import is_key_name, parse_value, read_yaml
 OWNERS = {"kind": ("options", "name", "equality", "equalities"), "policy": ("options",)}
 CONF = Path(__file__).resolve().parents[2] / "conf"
 # Additions of this machine, under no version control: in a checkout inside `conf/`; for a wheel, in the working folder.
-LOCAL = CONF / "local" if (CONF.parent / "pyproject.toml").is_file() else Path("conf", "local").absolute()
+LOCAL = Path("conf", "local").absolute()
+if (CONF.parent / "pyproject.toml").is_file():
+    LOCAL = CONF / "local"
 
 
 def recipe_names() -> list[str]:
     """The recipes that ship with the project, by name."""
-    return sorted(path.stem for path in (CONF / "recipes").glob("*.yaml"))
+    files = (CONF / "recipes").glob("*.yaml")
+    return sorted(file.stem for file in files)
 
 
 def _locate(name: str) -> Path:
@@ -39,7 +42,8 @@ def _locate(name: str) -> Path:
     path = CONF / "recipes" / f"{name}.yaml"
     if not os.path.isfile(path):  # `Path.is_file` raises if a name is too long
         known = recipe_names()
-        hint = f"Known recipes: {', '.join(known)}."
+        listed = ", ".join(known)
+        hint = f"Known recipes: {listed}."
         close = difflib.get_close_matches(name, known, n=1)
         if close:
             hint = f"Did you mean {close[0]!r}?"
@@ -50,14 +54,17 @@ def _locate(name: str) -> Path:
 def _compose(path: Path, trail: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A file's own keys over those of the files that it includes, in order."""
     if path in trail:
-        raise RecipeError(f"{path} includes itself through {' -> '.join(p.name for p in trail)}")
+        way = " -> ".join(file.name for file in trail)
+        raise RecipeError(f"{path} includes itself through {way}")
     tree = read_yaml(path)
     if "plugins" in tree:
         plugins = _texts(tree["plugins"], f"{path}: plugins")
         tree["plugins"] = [_plugin(name, path) for name in plugins]
     merged: dict[str, Any] = {}
-    for name in _texts(tree.pop("include", []), f"{path}: include"):
-        merged = _merge(merged, _compose(_included(name), (*trail, path)), path)
+    includes = _texts(tree.pop("include", []), f"{path}: include")
+    for name in includes:
+        included = _compose(_included(name), (*trail, path))
+        merged = _merge(merged, included, path)
     return _merge(merged, tree, path)
 
 
@@ -88,7 +95,8 @@ def _merge(base: dict[str, Any], overlay: dict[str, Any], path: Path) -> dict[st
     A number of GRPO's steps ends a number of epochs in the base.
     """
     try:
-        merged = laid_over(_of_one_kind(base, overlay), _plain_copy(overlay))
+        base_of_kind = _of_one_kind(base, overlay)
+        merged = laid_over(base_of_kind, _plain_copy(overlay))
     except TypeError as error:
         raise RecipeError(f"{path}: {error}") from None
     except RecursionError:
@@ -124,12 +132,14 @@ def _plain_copy(value: Any) -> Any:
         return [_plain_copy(inner) for inner in value]
     if value is None or isinstance(value, str | int | float):
         return value
-    raise TypeError(f"{value!r} is a {type(value).__name__}; a recipe holds texts, numbers, lists and mappings")
+    kind = type(value).__name__
+    raise TypeError(f"{value!r} is a {kind}; a recipe holds texts, numbers, lists and mappings")
 
 
 def _of_one_kind(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
     """`base` without the settings of another kind than `overlay` names: a reader's options mean nothing to another."""
-    if base.get("kind", overlay.get("kind")) != overlay.get("kind", base.get("kind")):
+    names_kinds = "kind" in base and "kind" in overlay
+    if names_kinds and base["kind"] != overlay["kind"]:
         return {}
     remaining = dict(base)
     for key, value in overlay.items():
@@ -148,21 +158,23 @@ def _set(tree: dict[str, Any], override: str) -> None:
     value = parse_value(text)
     *parents, last = key.split(".")
     node: Any = tree
-    for part in parents:
+    for name in parents:
         if isinstance(node, list):
-            node = node[_list_index(node, part, key)]
+            index = _list_index(node, name, key)
+            node = node[index]
         elif isinstance(node, dict):
-            if node.get(part) is None:
-                node[part] = {}
-            node = node[part]
+            if node.get(name) is None:
+                node[name] = {}
+            node = node[name]
         else:
-            raise RecipeError(f"cannot set {key!r}: {part!r} has no parts")
+            raise RecipeError(f"cannot set {key!r}: {name!r} has no parts")
     if isinstance(node, list):
-        node[_list_index(node, last, key)] = value
+        index = _list_index(node, last, key)
+        node[index] = value
     elif isinstance(node, dict):
         if last in OWNERS and node.get(last, value) != value:
-            for name in OWNERS[last]:
-                node.pop(name, None)
+            for setting in OWNERS[last]:
+                node.pop(setting, None)
         node[last] = value
     else:
         raise RecipeError(f"cannot set {key!r}: its parent is a plain value")
@@ -170,23 +182,25 @@ def _set(tree: dict[str, Any], override: str) -> None:
         _set(tree, "grpo.epochs=null")
 
 
-def _list_index(node: list[Any], part: str, key: str) -> int:
-    if part in map(str, range(len(node))):
-        return int(part)
-    for position, item in enumerate(node):
-        if isinstance(item, dict) and item.get("term") == part:
-            return position
+def _list_index(items: list[Any], name: str, key: str) -> int:
+    """The index of the item that a part of a key names: by its number, or by its `term`."""
+    numbers = [str(number) for number in range(len(items))]
+    if name in numbers:
+        return int(name)
     terms = []
-    for item in node:
+    for index, item in enumerate(items):
         if isinstance(item, dict) and "term" in item:
+            if item["term"] == name:
+                return index
             terms.append(str(item["term"]))
-    if not node:
+    if not items:
         choices = "It is empty."
     elif terms:
-        choices = f"Its items: {', '.join(terms)}."
+        listed = ", ".join(terms)
+        choices = f"Its items: {listed}."
     else:
-        choices = f"Its items are numbered from 0 to {len(node) - 1}."
-    raise RecipeError(f"cannot set {key!r}: there is no item {part!r} in that list", choices)
+        choices = f"Its items are numbered from 0 to {len(items) - 1}."
+    raise RecipeError(f"cannot set {key!r}: there is no item {name!r} in that list", choices)
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -202,7 +216,9 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         return Recipe.model_validate(tree)
     except pydantic.ValidationError as error:
-        raise _recipe_error(f"recipe {_locate(name).stem}", error.errors()[0]) from None
+        title = f"recipe {_locate(name).stem}"
+        first = error.errors()[0]
+        raise _recipe_error(title, first) from None
 
 
 def _recipe_error(title: str, first: ErrorDetails) -> RecipeError:
@@ -218,9 +234,11 @@ def _recipe_error(title: str, first: ErrorDetails) -> RecipeError:
         return RecipeError(f"{title}: {key}: {reason} (it is {first['input']!r})")
     *parents, last = first["loc"]
     section: Any = Recipe
-    for part in parents:
-        field = getattr(section, "model_fields", {}).get(part)
-        section = None if field is None else field.annotation
+    for name in parents:
+        fields = getattr(section, "model_fields", {})
+        section = None
+        if name in fields:
+            section = fields[name].annotation
     known = list(getattr(section, "model_fields", {}))
     close = difflib.get_close_matches(str(last), known, n=1)
     hint = ""
@@ -228,7 +246,8 @@ def _recipe_error(title: str, first: ErrorDetails) -> RecipeError:
         nearest = ".".join([*map(str, parents), *close])
         hint = f"Did you mean {nearest!r}?"
     elif known:
-        hint = f"Known keys there: {', '.join(known)}."
+        listed = ", ".join(known)
+        hint = f"Known keys there: {listed}."
     return RecipeError(f"{title}: unknown key {key!r}", hint)
 
 
@@ -259,11 +278,15 @@ def resolve_tree(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def _put_benchmarks(tree: dict[str, Any]) -> None:
     """In `data.test`, put in place of each text the benchmarks of the file of `conf/` that it names."""
     data = tree.get("data")
-    listed = data.get("test") if isinstance(data, dict) else None
-    if listed is not None and not isinstance(listed, list):
+    if not isinstance(data, dict):
+        return
+    listed = data.get("test")
+    if listed is None:
+        return
+    if not isinstance(listed, list):
         hint = "Write data.test=[...]; a key of its first benchmark is set by data.test.0.KEY=VALUE."
         raise RecipeError(f"data.test is a list of benchmarks (it is {listed!r})", hint)
-    if not isinstance(listed, list) or not any(isinstance(entry, str) for entry in listed):
+    if not any(isinstance(entry, str) for entry in listed):
         return
     benchmarks: list[Any] = []
     for entry in listed:
@@ -271,7 +294,7 @@ def _put_benchmarks(tree: dict[str, Any]) -> None:
             benchmarks += _benchmarks_of(entry)
         else:
             benchmarks.append(entry)
-    tree["data"] = {**tree["data"], "test": benchmarks}
+    tree["data"] = {**data, "test": benchmarks}
 
 
 def _benchmarks_of(name: str) -> list[dict[str, Any]]:
@@ -280,8 +303,10 @@ def _benchmarks_of(name: str) -> list[dict[str, Any]]:
     if not re.fullmatch(r"[\w-]+/[\w-]+", name):
         raise RecipeError(f"data.test: {name!r} is no file of conf/", hint)
     data = _compose(_included(name)).get("data")
-    benchmarks = data.get("test") if isinstance(data, dict) else None
-    if not isinstance(benchmarks, list) or not all(isinstance(each, dict) for each in benchmarks):
+    benchmarks = None
+    if isinstance(data, dict):
+        benchmarks = data.get("test")
+    if not isinstance(benchmarks, list) or not all(isinstance(benchmark, dict) for benchmark in benchmarks):
         raise RecipeError(f"data.test: {name} has no benchmarks", hint)
     return benchmarks
 
@@ -289,7 +314,8 @@ def _benchmarks_of(name: str) -> list[dict[str, Any]]:
 def variants(name: str) -> dict[str, list[str]]:
     """A recipe's named variants and the overrides that each stands for."""
     path = _locate(name)
-    return _variants(_compose(path).get("variants"), path)
+    tree = _compose(path)
+    return _variants(tree.get("variants"), path)
 
 
 def _variants(value: Any, path: Path) -> dict[str, list[str]]:

@@ -30,9 +30,9 @@ class _Strict:
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, list | dict | set):
-                raise yaml.constructor.ConstructorError(None, None, "a key is a plain value", key_node.start_mark)
+                raise _error_at(key_node, "a key is a plain value")
             if key in seen or str(key) in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
+                raise _error_at(key_node, f"duplicate key {key!r}")
             seen |= {key, str(key)}
         mapping: dict[Any, Any] = yaml.SafeLoader.construct_mapping(self, node, deep)
         return mapping
@@ -41,11 +41,16 @@ class _Strict:
         try:
             value = yaml.SafeLoader.construct_object(self, node, deep)
         except (ValueError, IndexError, KeyError, AttributeError, TypeError):
-            reason = f"{str(node.value)[:40]!r} is not a valid {node.tag.rpartition(':')[2]}"
-            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from None
+            text = str(node.value)[:40]
+            _, _, kind = node.tag.rpartition(":")
+            raise _error_at(node, f"{text!r} is not a valid {kind}") from None
         if isinstance(value, str) and not is_valid_unicode(value):
-            raise yaml.constructor.ConstructorError(None, None, "a lone surrogate (invalid Unicode)", node.start_mark)
+            raise _error_at(node, "a lone surrogate (invalid Unicode)")
         return value
+
+
+def _error_at(node: yaml.Node, reason: str) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
 
 
 class _Loader(_Strict, yaml.SafeLoader):
@@ -61,15 +66,15 @@ class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[mi
 
 
 # The dumper must quote each text that a loader takes for a number.
-for _each in (_Loader, _FastLoader, _Dumper):
-    _each.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"), list("-+.0123456789")
-    )
+_NUMBER = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+for _class in (_Loader, _FastLoader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
 
 
 def yaml_text(value: Any, width: int = 120) -> str:
     """JSON values as YAML that these loaders read back as they were, keys in their order."""
-    return str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width))
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width)
+    return str(text)
 
 
 def _parse(text: str) -> Any:
@@ -92,8 +97,10 @@ def _depth_bound(text: str) -> int:
     deepest = 0  # levels of a line, by its dashes and indentation
     for line in text.splitlines():
         indentation = len(line) - len(line.lstrip())
-        deepest = max(deepest, line.count("- ") + line.count("? ") + indentation)
-    return text.count("[") + text.count("{") + deepest
+        dashes = line.count("- ") + line.count("? ")
+        deepest = max(deepest, dashes + indentation)
+    brackets = text.count("[") + text.count("{")
+    return brackets + deepest
 
 
 _parse_file = functools.lru_cache(maxsize=128)(_parse)  # cells of a sweep share the texts of files; callers copy it
@@ -104,7 +111,9 @@ def _size(value: Any, known: dict[int, int]) -> int:
     if not isinstance(value, dict | list | set):
         return 1
     if id(value) not in known:
-        items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+        items = value
+        if isinstance(value, dict):
+            items = [*value.keys(), *value.values()]
         known[id(value)] = 1 + sum(_size(item, known) for item in items)
     return known[id(value)]
 
@@ -116,7 +125,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         RecipeError: it cannot be read, or one of its keys is no name, as `no` is not, which YAML reads as false.
     """
     try:
-        value = copy.deepcopy(_parse_file(path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        value = copy.deepcopy(_parse_file(text))
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -124,7 +134,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except ValueError:
         raise RecipeError(f"{str(path)!r} is no file's name") from None
     except yaml.YAMLError as error:
-        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).split())
+        raise RecipeError(f"{path} is not valid YAML: {reason}") from None
     except RecursionError:
         raise RecipeError(f"{path} is not valid YAML: it nests too deep") from None
     if value is None:
@@ -144,7 +155,9 @@ def is_key_name(key: object) -> bool:
 
 def parse_value(text: str) -> Any:
     """The value of `key=TEXT`: YAML, or the text as it stands if it is not YAML; null for none."""
+    if not text:
+        return None
     try:
-        return _parse(text) if text else None
+        return _parse(text)
     except yaml.YAMLError:
         return text

@@ -93,7 +93,8 @@ class Review:
             raise ResourceError(f"another review writes {files.decisions}", "Close that one first.")
         self.decisions: dict[str, Decision] = {}  # the last decision on each question that is not open
         for _, row in read_lines(files.decisions, torn=True):
-            self._note(from_dict(Decision, row))
+            decision = from_dict(Decision, row)
+            self._note(decision)
 
     def item(self, key: object) -> Item:
         """The question of that key."""
@@ -143,10 +144,10 @@ class Review:
                 for name in names:
                     earlier = corrections.pop(name, earlier)
                 corrections[names[0]] = _correction(item, decision, earlier)
+        written: list[Mapping[str, Any]] = list(corrections.values())
         if self.corrects is None:
-            _write_rows(self.files.out, accepted)
-        else:
-            _write_rows(self.files.out, list(corrections.values()))
+            written = list(accepted)
+        _write_rows(self.files.out, written)
         _write_rows(self.files.rejected, rejected)
         return self.counts()
 
@@ -210,5 +211,5 @@ def _correction(item: Item, decision: Decision, earlier: Mapping[str, Any]) -> d
 
 
 def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-    write_atomic(path, "".join(f"{line}\n" for line in lines))
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    write_atomic(path, "".join(lines))

@@ -50,12 +50,14 @@ class Item:
     def is_doubted(self) -> bool:
         """Whether it has a doubt, a vote against it, or no SQL."""
         has_dissent = not all(vote.agrees for vote in self.votes)
-        return bool(self.doubts) or not self.example.gold_sql or has_dissent
+        lacks_sql = not self.example.gold_sql
+        return bool(self.doubts) or lacks_sql or has_dissent
 
     @property
     def texts(self) -> dict[str, str]:
         """Its texts that a review may mend, by field."""
-        return {"question": self.example.question, "sql": self.example.gold_sql, "evidence": self.example.evidence}
+        example = self.example
+        return {"question": example.question, "sql": example.gold_sql, "evidence": example.evidence}
 
 
 def item_of(
@@ -67,7 +69,8 @@ def item_of(
 ) -> Item:
     """An item with a key of its own; `seen` counts the items of each digest so far."""
     texts = json.dumps([address, example.question, example.gold_sql, example.evidence])
-    digest = hashlib.sha256(texts.encode()).hexdigest()[:16]
+    full_digest = hashlib.sha256(texts.encode()).hexdigest()
+    digest = full_digest[:16]
     seen[digest] += 1
     key = digest
     if seen[digest] > 1:
@@ -162,7 +165,8 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Item]:
     seen: Counter[str] = Counter()
     items = []
     for example in distinct.values():
-        items.append(item_of(example, example.database.id, seen))
+        item = item_of(example, example.database.id, seen)
+        items.append(item)
     return items
 
 
@@ -207,7 +211,8 @@ def with_doubts(items: Sequence[Item], sql: SqlEngine) -> list[Item]:
     for finding in health.examine_gold(examples, sql):
         key = with_sql[finding.place].key
         reason = finding.reason.replace("_", " ")
-        doubts.setdefault(key, []).append(f"{reason}: {finding.detail}")
+        doubts_of_item = doubts.setdefault(key, [])
+        doubts_of_item.append(f"{reason}: {finding.detail}")
     items_with_doubts = []
     for item in items:
         new_doubts = doubts.get(item.key, [])
@@ -223,7 +228,8 @@ def corrected(recipe: Recipe, items: Iterable[Item]) -> dict[str, dict[str, Any]
     """
     ids: Counter[str] = Counter()
     for item in items:
-        if item.doubts or item.example.annotations.corrected is not None:
+        is_corrected = item.example.annotations.corrected is not None
+        if item.doubts or is_corrected:
             ids[item.example.id] += 1
     ambiguous = [id for id, count in ids.items() if count > 1]
     if ambiguous:

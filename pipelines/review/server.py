@@ -50,7 +50,8 @@ class ReviewApp:
         ]
         actions = {"/v1/run": self._run, "/v1/decide": self._decide, "/v1/write": self._write}
         for path, action in actions.items():
-            routes.append(Route(path, guarded(access, action), methods=["POST"]))
+            route = Route(path, guarded(access, action), methods=["POST"])
+            routes.append(route)
         return Starlette(routes=routes, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
@@ -73,12 +74,17 @@ class ReviewApp:
         for key, item in review.items.items():
             choice = review.choice(key)
             items.append([key, item.is_doubted, choice])
-        file_names = {"out": review.files.out.name, "rejected": review.files.rejected.name}
-        state = {"title": review.title, "corrects": review.corrects is not None, "files": file_names, "items": items}
+        state = {
+            "title": review.title,
+            "corrects": review.corrects is not None,
+            "files": {"out": review.files.out.name, "rejected": review.files.rejected.name},
+            "items": items,
+        }
         return JSONResponse(state)
 
     async def _item(self, request: Request, user: str) -> Response:
-        item = self.review.item(request.query_params.get("key", ""))
+        key = request.query_params.get("key", "")
+        item = self.review.item(key)
         decision = self.review.decisions.get(item.key)
         texts = item.texts
         reason = ""
@@ -121,7 +127,9 @@ class ReviewApp:
         choice = _choice_of(body)
         texts = _texts_of(body, (*item.texts, "reason"))
         if choice in ("accepted", "mended"):
-            choice = "accepted" if _is_unchanged(item, texts) else "mended"
+            choice = "mended"
+            if _is_unchanged(item, texts):
+                choice = "accepted"
             if not texts["question"] or not texts["sql"]:
                 raise DataError("not kept", "A question and its SQL are both needed.")
         needs_reason = choice == "rejected"
@@ -154,7 +162,8 @@ class ReviewApp:
             raise Denied(400, f"not kept: {message}")
 
     async def _write(self, request: Request, user: str) -> Response:
-        return JSONResponse({"counts": self.review.write()})
+        counts = self.review.write()
+        return JSONResponse({"counts": counts})
 
 
 def _choice_of(body: Mapping[str, Any]) -> Choice:
@@ -208,8 +217,8 @@ def serve(review: Review, sql: SqlEngine, listener: socket.socket, say: Callable
     n_doubted = sum(item.is_doubted for item in items)
     n_open = review.counts()["open"]
     say(f"{len(items):,} questions, {n_doubted:,} of them doubted, {n_open:,} to decide")
-    port = listener.getsockname()[1]
-    say(f"open http://{HOST}:{port}/#{review_app.token} (stop with Ctrl-C)")
+    _, bound_port = listener.getsockname()
+    say(f"open http://{HOST}:{bound_port}/#{review_app.token} (stop with Ctrl-C)")
     config = uvicorn.Config(review_app.app(), log_level="warning", timeout_graceful_shutdown=2)
     with contextlib.suppress(KeyboardInterrupt):  # the way to end it
         uvicorn.Server(config).run(sockets=[listener])
