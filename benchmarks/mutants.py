@@ -676,7 +676,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "evaluation/stats.py::_interval": [
             Fault(
                 "the deviation, not the standard error",
-                "statistics.stdev(means) / math.sqrt(scores.n_runs)",
+                "statistics.stdev(means) / math.sqrt(n_runs)",
                 "statistics.stdev(means)",
             ),
             Fault("half the width compared", "if 2 * half > high - low:", "if half > high - low:"),
@@ -705,8 +705,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "evaluation/stats.py::difference": [
             Fault(
                 "the difference's sign",
-                "plain = paired([0.0] * len(averages), averages,",
-                "plain = paired(averages, [0.0] * len(averages),",
+                "plain = paired(zeros, averages,",
+                "plain = paired(averages, zeros,",
             ),
         ],
         "evaluation/stats.py::ScoresByQuestion.of": [

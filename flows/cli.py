@@ -98,8 +98,9 @@ def load_command(name: str) -> Any:
     """A command or group of the table, from its module."""
     module = importlib.import_module(f"flows.commands.{COMMANDS[name]}")
     command = get_command(module.app).commands[name]  # type: ignore[attr-defined]
-    for each in (command, *getattr(command, "commands", {}).values()):
-        each.help = terminal_help(each.help or "")
+    subcommands = getattr(command, "commands", {})
+    for documented in (command, *subcommands.values()):
+        documented.help = terminal_help(documented.help or "")
     return command
 
 

@@ -151,7 +151,10 @@ def _check_verdict(item: Check, pool: str, outcome: Any) -> dict[str, Any]:
     """
     info = outcome.exception_info
     exceptions = [info] if "raised_exception" in info else list(info.values())  # its two forms
-    raised = [str(each.get("exception_message")) for each in exceptions if each.get("raised_exception")]
+    raised = []
+    for exception in exceptions:
+        if exception.get("raised_exception"):
+            raised.append(str(exception.get("exception_message")))
     counts = outcome.result
     if raised or "element_count" not in counts:
         words = " ".join(raised).split()

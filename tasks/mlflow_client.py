@@ -189,16 +189,16 @@ def experiment(client: MlflowClient, name: str, store: Path, say: Callable[[str]
         if number > 1:
             title = f"{name}-{number}"
         try:
-            found = client.get_experiment_by_name(title) or _create_experiment(client, title, store)
+            named = client.get_experiment_by_name(title) or _create_experiment(client, title, store)
         except MlflowException:
             # Servers show a deleted experiment in different ways, and another run may have made it meanwhile.
             same_name = client.search_experiments(ViewType.ALL, filter_string=f"name = '{title}'")
             if not same_name:
                 raise
-            found = same_name[0]
-        if found.lifecycle_stage == LifecycleStage.ACTIVE:
+            named = same_name[0]
+        if named.lifecycle_stage == LifecycleStage.ACTIVE:
             break
-        deleted.append(found.experiment_id)
+        deleted.append(named.experiment_id)
     if deleted:
         restore = f"mlflow experiments restore --experiment-id {deleted[0]}"
         address = without_password(client.tracking_uri)
@@ -206,7 +206,7 @@ def experiment(client: MlflowClient, name: str, store: Path, say: Callable[[str]
             f"the MLflow experiment {name!r} was deleted: runs are recorded in {title!r}. It comes back with: "
             f"MLFLOW_TRACKING_URI={shlex.quote(address)} {restore}"
         )
-    return str(found.experiment_id)
+    return str(named.experiment_id)
 
 
 def _create_experiment(client: MlflowClient, name: str, store: Path) -> Experiment:

@@ -242,16 +242,16 @@ def publish(walk: Walk, done: Mapping[str, StageResult]) -> None:
     show(create_table_artifact, rows, key="stages", description="Stages of this run")
     accuracy = events.accuracy_markdown(done.values(), walk.recipe)
     if accuracy:
-        about = "Held-out execution accuracy"
-        show(create_markdown_artifact, accuracy, key="execution-accuracy", description=about)
+        title = "Held-out execution accuracy"
+        show(create_markdown_artifact, accuracy, key="execution-accuracy", description=title)
     for result in done.values():
         if result.kind != "report":
             continue
         benchmark = benchmark_of(result.name)
         page = result.folder / "report.html"
         text = events.report_markdown(page, walk.tracker.page, benchmark)
-        about = "The report"
+        title = "The report"
         if benchmark:
-            about += f" of {benchmark}"
+            title += f" of {benchmark}"
         key = artifact_key(*result.name.split("."))
-        show(create_markdown_artifact, text, key=key, description=about)
+        show(create_markdown_artifact, text, key=key, description=title)

@@ -18,7 +18,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -310,30 +310,40 @@ class StageRun:
         if self.follower is None:
             self.tracker.note_cached(self.role, result)
             return
-        run = self.run
-        parent = self.tracker.run
         numbers = {**result.metrics, "seconds": time.perf_counter() - self.began}
         self.follower.flush()
-        without_curves = {name: value for name, value in numbers.items() if name not in self.follower.names}
+        self._note_numbers(result, numbers, self.follower.names)
+        self._note_files(result)
+        if result.name in graph.TRAINING:
+            self.note("its checkpoint", lambda: models.register(self.run, self.tracker.recipe, result))
+        if result.name.startswith("evaluate_"):
+            run = self.run
+            recipe = self.recipe
+            needs = self.needs
+            self.note("its checkpoint's accuracy", lambda: models.note_accuracy(run, recipe, needs, result))
+            self.note("its traces", lambda: episodes.log_traces(run, recipe, needs, result))
+            self.note("its questions", lambda: episodes.log_questions(run, recipe, needs))
+
+    def _note_numbers(self, result: StageResult, numbers: Mapping[str, float], curves: Collection[str]) -> None:
+        """Note a stage's numbers, those of its curves in the parent alone, and its timing."""
+        run = self.run
+        without_curves = {name: value for name, value in numbers.items() if name not in curves}
         timing, _ = read_rows([result.folder / "timing.jsonl"], 0)
         self.note("its numbers", lambda: run.log_rows(self.step.name, [(0, without_curves)]))
         self.note("its numbers in the parent", lambda: self.tracker.summarise(self.role, result, numbers))
         self.note("its timing", lambda: run.log_rows("timing", timing))
+
+    def _note_files(self, result: StageResult) -> None:
+        """Note a stage's contract, and a report in the parent."""
         for name in SMALL_FILES:
             path = result.folder / name
             if path.is_file():
-                self.note(name, functools.partial(_log_file, run, path))
+                self.note(name, functools.partial(_log_file, self.run, path))
         if result.kind == "report":
+            parent = self.tracker.run
             page = result.folder / "report.html"
             folder = benchmark_of(result.name) or None  # the first benchmark's page lies on top
             self.note("the report", lambda: _log_file(parent, page, folder))
-        if result.name in graph.TRAINING:
-            self.note("its checkpoint", lambda: models.register(run, self.tracker.recipe, result))
-        if result.name.startswith("evaluate_"):
-            recipe = self.recipe
-            self.note("its checkpoint's accuracy", lambda: models.note_accuracy(run, recipe, self.needs, result))
-            self.note("its traces", lambda: episodes.log_traces(run, recipe, self.needs, result))
-            self.note("its questions", lambda: episodes.log_questions(run, recipe, self.needs))
 
     def note(self, content: str, write: Callable[[], object]) -> None:
         self.tracker.recorder.note(f"{self.label}: {content}", write)
@@ -476,8 +486,8 @@ def span_tracer() -> opentelemetry.trace.Tracer | None:
         return None
     logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)  # a line for each lost batch, not for each try
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        about = {"service.name": os.environ.get("OTEL_SERVICE_NAME", SPAN_NAME)}
-        provider = TracerProvider(resource=Resource.create(about))
+        service = {"service.name": os.environ.get("OTEL_SERVICE_NAME", SPAN_NAME)}
+        provider = TracerProvider(resource=Resource.create(service))
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         trace.set_tracer_provider(provider)
     return trace.get_tracer(SPAN_NAME)
@@ -488,10 +498,10 @@ def span(name: str, attributes: Mapping[str, Any]) -> Iterator[Callable[[Mapping
     """A span around everything made within it, which takes more attributes; an error ends it as failed."""
     tracer = span_tracer()
     if tracer is None:
-        yield lambda more: None
+        yield lambda attributes: None
         return
     with tracer.start_as_current_span(name, attributes=_span_attributes(attributes)) as current:
-        yield lambda more: current.set_attributes(_span_attributes(more))
+        yield lambda further: current.set_attributes(_span_attributes(further))
 
 
 def _span_attributes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -130,16 +130,17 @@ def evaluate_policy(
         return
     with Bars(console) as bars:
         evaluated = policy_evaluation.evaluate_benchmarks(recipe, store, answerer, bars)
-    results = [each.result for each in evaluated]
-    summaries = {each.benchmark: {answerer.name: each.summary} for each in evaluated}
+    results = [evaluation.result for evaluation in evaluated]
+    summaries = {evaluation.benchmark: {answerer.name: evaluation.summary} for evaluation in evaluated}
     lines: list[str] = []
-    for each in evaluated:
+    for evaluation in evaluated:
         if len(evaluated) > 1:
-            lines.append(each.benchmark)
-        lines += each.lines
-    unscored = [each.unscored for each in evaluated if each.unscored]
+            lines.append(evaluation.benchmark)
+        lines += evaluation.lines
+    unscored = [evaluation.unscored for evaluation in evaluated if evaluation.unscored]
     verdict = evaluation_gate.check_gate(unscored, results, bounds or {})
-    terminal.print_summaries(recipe.name, store, results, summaries, json_output, [*lines, *verdict.lines])
+    lines += verdict.lines
+    terminal.print_summaries(recipe.name, store, results, summaries, json_output, lines)
     exit_by_gate(verdict)
 
 

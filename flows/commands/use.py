@@ -148,8 +148,8 @@ def ask(
     if not question.strip() or not is_valid_unicode(question):
         raise UserError("there is no question", 'As in: sqltrain ask "how many farms are there ?" --database FILE')
     if model is not None and model.startswith((models.CHAMPION, models.ENDPOINT, models.SCRIPT)):
-        rest, store = split_store(overrides, store_folder)
-        opened = models.open_model(model, recipe or models.DEFAULT_RECIPE, rest, store)
+        words, store = split_store(overrides, store_folder)
+        opened = models.open_model(model, recipe or models.DEFAULT_RECIPE, words, store)
         ask_model(opened.recipe, store, question, database, opened.policy, typer.echo)
         return
     folder: Path | None = None

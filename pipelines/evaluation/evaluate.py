@@ -129,7 +129,9 @@ def _without_order(outcome: ExecutionResult) -> ExecutionResult:
     order = OUTCOME_COLUMNS.index("in_order")
     rows = []
     for row in outcome.rows:
-        rows.append((*row[:order], *row[order + 1 :]))
+        cells_before = row[:order]
+        cells_after = row[order + 1 :]
+        rows.append((*cells_before, *cells_after))
     return dataclasses.replace(outcome, rows=tuple(rows))
 
 

@@ -250,7 +250,8 @@ class MeasureName:
     def _values(self, run: FinishedEvaluation, members: Sequence[EpisodeRecord]) -> list[float]:
         metric = self.metric
         if metric is None:
-            values = [ANSWERS[self.base](record, run.equality) for record in members]
+            value_of_answer = ANSWERS[self.base]
+            values = [value_of_answer(record, run.equality) for record in members]
         else:
             if self.is_cost:
                 members = [record for record in members if record.stop is not StopReason.UNASKED]

@@ -78,7 +78,7 @@ def mean_by_question(records: Iterable[EpisodeRecord], value: Value, seed: int =
     """
     with_value = [record for record in records if value(record) is not None]
     groups = list(by_question(with_value).values())
-    asked_groups = [members for members in groups if members[0].stop is not StopReason.UNASKED]
+    asked_groups = [members for members in groups if _was_asked(members[0])]
     if asked_groups:
         groups = asked_groups
     means = []
@@ -86,6 +86,10 @@ def mean_by_question(records: Iterable[EpisodeRecord], value: Value, seed: int =
         values = [value(record) or 0.0 for record in members]
         means.append(statistics.fmean(values))
     return estimate(means, _databases(groups), seed)
+
+
+def _was_asked(record: EpisodeRecord) -> bool:
+    return record.stop is not StopReason.UNASKED
 
 
 def _databases(groups: Iterable[Sequence[EpisodeRecord]]) -> list[str]:
@@ -146,7 +150,8 @@ def k_point(
     records: Iterable[EpisodeRecord], equality: str, k: int, rule: Rule = PLAIN, seed: int = 0
 ) -> KPoint | None:
     """pass@k, average@k and majority@k over the questions that have at least k unbroken samples; None without any."""
-    groups = [members for members in by_question(records).values() if len(members) >= k]
+    all_groups = by_question(records).values()
+    groups = [members for members in all_groups if len(members) >= k]
     databases = _databases(groups)
     passed = []
     averages = []
@@ -201,14 +206,14 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 def cost(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> Spread | None:
     """The spread of a cost over the unbroken episodes that were asked and know it; None when none does."""
-    asked = [record for record in unbroken(records) if record.stop is not StopReason.UNASKED]
+    asked = filter(_was_asked, unbroken(records))
     return spread(_known_values(asked, value))
 
 
 def _known_values(records: Iterable[EpisodeRecord], value: Value) -> list[float]:
     """The values of the records that have one."""
     values = [value(record) for record in records]
-    return [each for each in values if each is not None]
+    return [known for known in values if known is not None]
 
 
 def mean_by_episode(records: Iterable[EpisodeRecord], value: Value, seed: int = 0) -> float | None:

@@ -51,7 +51,8 @@ def _match_by_text(
     partner_of: Callable[[Sequence[Question], Question], Question | None],
 ) -> None:
     """Add pairs of equal database, gold SQL and words; `partner_of` picks from those that are equal."""
-    unmatched = _unmatched(first, set(pairs.values()), "database", "gold", "words")
+    matched_ids = set(pairs.values())
+    unmatched = _unmatched(first, matched_ids, "database", "gold", "words")
     for question in second:
         if question.id in pairs:
             continue

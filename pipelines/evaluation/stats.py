@@ -86,7 +86,8 @@ def wilson(successes: float, n: int) -> tuple[float, float]:
     share = successes / n
     shrinkage = 1 + z * z / n
     centre = (share + z * z / (2 * n)) / shrinkage
-    variance = share * (1 - share) / n + z * z / (4 * n * n)
+    variance_of_share = share * (1 - share) / n
+    variance = variance_of_share + z * z / (4 * n * n)
     half = z / shrinkage * math.sqrt(variance)
     low = 0.0 if successes == 0 else centre - half
     high = 1.0 if successes == n else centre + half
@@ -322,7 +323,9 @@ class ScoresByQuestion:
                 databases.setdefault(question, database)
                 row = rows.setdefault(question, {})
                 row[number] = value
-        return cls(list(databases.values()), list(rows.values()), len(nonempty))
+        database_of_each = list(databases.values())
+        scores_of_each = list(rows.values())
+        return cls(database_of_each, scores_of_each, len(nonempty))
 
     @property
     def averages(self) -> list[float]:
@@ -369,7 +372,8 @@ def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0)
     runs = [score_differences(old, new) for old, new in zip(before, after, strict=True)]
     differences = ScoresByQuestion.of(runs)
     averages = differences.averages
-    plain = paired([0.0] * len(averages), averages, differences.databases, seed)
+    zeros = [0.0] * len(averages)
+    plain = paired(zeros, averages, differences.databases, seed)
     if plain is None or not differences.vary_by_run:
         return plain
     low, high, method = _interval(differences, seed)
@@ -415,8 +419,9 @@ def _interval(scores: ScoresByQuestion, seed: int) -> tuple[float, float, Method
     units = scores.databases if by_database else range(len(scores.rows))
     totals, counts = _totals(units, scores)
     low, high = crossed_bootstrap(totals, counts, seed)
-    means = [statistics.fmean(scores.of_run(number)) for number in range(scores.n_runs)]
-    half = student_t(scores.n_runs) * statistics.stdev(means) / math.sqrt(scores.n_runs)
+    n_runs = scores.n_runs
+    means = [statistics.fmean(scores.of_run(number)) for number in range(n_runs)]
+    half = student_t(n_runs) * statistics.stdev(means) / math.sqrt(n_runs)
     if 2 * half > high - low:
         centre = statistics.fmean(means)
         return centre - half, centre + half, "Student's t over seeds"
@@ -455,8 +460,10 @@ def crossed_bootstrap(totals: Matrix, counts: Matrix, seed: int) -> tuple[float,
 
     draw = np.random.default_rng(seed)
     units, runs = totals.shape
-    of_units = draw.multinomial(units, np.full(units, 1 / units), RESAMPLES)
-    of_runs = draw.multinomial(runs, np.full(runs, 1 / runs), RESAMPLES)
+    unit_chances = np.full(units, 1 / units)
+    run_chances = np.full(runs, 1 / runs)
+    of_units = draw.multinomial(units, unit_chances, RESAMPLES)
+    of_runs = draw.multinomial(runs, run_chances, RESAMPLES)
     sums = ((of_units @ totals) * of_runs).sum(1)
     sizes = ((of_units @ counts) * of_runs).sum(1)
     has_scores = sizes > 0

@@ -193,5 +193,8 @@ def _hint_counts(records: Sequence[EpisodeRecord], equality: str) -> dict[str, i
 def _counts(words: Iterable[str]) -> dict[str, int]:
     """The number of times that each word comes, the most frequent first."""
     counts = Counter(words)
-    by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: counts[word] for word in by_frequency}
+
+    def rarity(word: str) -> tuple[int, str]:
+        return -counts[word], word
+
+    return {word: counts[word] for word in sorted(counts, key=rarity)}

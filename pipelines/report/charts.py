@@ -191,8 +191,9 @@ def grid_y(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[f
     lines = []
     for mark in marks:
         y = scale(mark)
-        lines.append(horizontal(frame.left, frame.right, y, "grid"))
-        lines.append(text(frame.left - 6, y + 3.5, show(mark), "tick", "end"))
+        line = horizontal(frame.left, frame.right, y, "grid")
+        value = text(frame.left - 6, y + 3.5, show(mark), "tick", "end")
+        lines += [line, value]
     return tag("g", lines)
 
 
@@ -201,7 +202,8 @@ def grid_x(scale: Scale, frame: Frame, marks: Iterable[float]) -> list[Html]:
     lines = []
     for mark in marks:
         x = scale(mark)
-        lines.append(segment((x, frame.top), (x, frame.bottom), "grid"))
+        line = segment((x, frame.top), (x, frame.bottom), "grid")
+        lines.append(line)
     return lines
 
 
@@ -210,9 +212,11 @@ def axis_x(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[f
     axis = [horizontal(frame.left, frame.right, frame.bottom, "axis")]
     for mark in marks:
         x = scale(mark)
-        axis.append(text(x, frame.bottom + 15, show(mark), "tick", "middle"))
+        value = text(x, frame.bottom + 15, show(mark), "tick", "middle")
+        axis.append(value)
     if label:
-        axis.append(text(frame.right, frame.bottom + 30, label, "axis-label", "end"))
+        title = text(frame.right, frame.bottom + 30, label, "axis-label", "end")
+        axis.append(title)
     return tag("g", axis)
 
 
@@ -400,9 +404,9 @@ def _line_over_k(line: Series, across: Scale, up: Scale) -> list[Html]:
             high = min(point.high, up.high)
             lower.append((x, up(low)))
             upper.append((x, up(high)))
+        percent = formats.percent(point.y)
         low_percent = formats.percent(point.low)
         high_percent = formats.percent(point.high)
-        percent = formats.percent(point.y)
         tip = f"{line.name}, k = {point.x:g}: {percent} % [{low_percent}, {high_percent}]"
         markers.append(marker(x, y, line.style, tip, 3.6))
     interval = band(upper, lower, _styled("band", line.style))

@@ -108,7 +108,8 @@ def figures_table(summaries: Mapping[str, Summary], benchmark: str = "") -> Repo
         TableColumn("questions", "count"),
     ]
     # Columns of an incomplete benchmark or evaluation.
-    has_left_out = any(sum(summary.left_out.values()) for summary in summaries.values())
+    n_left_out = {name: sum(summary.left_out.values()) for name, summary in summaries.items()}
+    has_left_out = any(n_left_out.values())
     has_broken = any(summary.n_broken for summary in summaries.values())
     has_unasked = any(summary.n_unasked for summary in summaries.values())
     if has_left_out:
@@ -128,7 +129,7 @@ def figures_table(summaries: Mapping[str, Summary], benchmark: str = "") -> Repo
         turns = value_of(summary.measured.get("turns"))
         row: list[Cell] = [name, greedy, summary.sampled, majority, turns, summary.n_questions]
         if has_left_out:
-            row.append(sum(summary.left_out.values()))
+            row.append(n_left_out[name])
         if has_broken:
             row.append(summary.n_broken)
         if has_unasked:
@@ -193,7 +194,8 @@ def show_comparison(console: Console, comparison: Comparison, shown: int = SHOWN
     tests = _tests_in_words(comparison)
     for words in (difference, tests):
         folded = textwrap.fill(words, width, break_on_hyphens=False)
-        console.print(Text(plain(folded, lines=True)), soft_wrap=True)
+        text = Text(plain(folded, lines=True))
+        console.print(text, soft_wrap=True)
     for flip in comparison.flips[:shown]:
         sign = "+" if flip.gained else "−"
         sql = flip.after_sql or "no final SQL"

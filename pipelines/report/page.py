@@ -55,7 +55,8 @@ def render(template: str, styles: Sequence[str], scripts: Sequence[str], blocks:
     style = _joined_assets(styles)
     script = '"use strict";\n' + _joined_assets(scripts)
     page = _environment().get_template(template)
-    text = page.render(style=Html(style), script=Html(script), blocks=Html(blocks), **values)
+    markup = {"style": Html(style), "script": Html(script), "blocks": Html(blocks)}
+    text = page.render(**markup, **values)
     return text.lstrip()
 
 

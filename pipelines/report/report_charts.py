@@ -1,6 +1,6 @@
 """The charts of an evaluation's report, drawn from its data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ ABOUT_ERRORS = {
     "generation": "no final SQL",
 }
 NamedChart = tuple[str, Html]
+CostOf = Callable[[Level], Spread | None]  # gives the cost of a slice's answers
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,11 @@ def _accuracy_chart(equality: str, systems: Sequence[_System]) -> Html:
     return charts.forest(groups, "EX of each system with its 95 % interval")
 
 
-def _levels_by_name(systems: Sequence[_System]) -> dict[str, list[Level | None]]:
-    """Each hardness level with its figures of every system, None for a system without a question of it."""
+# Each hardness level with its figures of every system, None for a system without a question of it.
+LevelsByName = Mapping[str, Sequence[Level | None]]
+
+
+def _levels_by_name(systems: Sequence[_System]) -> LevelsByName:
     levels_by_name: dict[str, list[Level | None]] = {}
     for number, system in enumerate(systems):
         for level in system.summary.by_hardness:
@@ -113,7 +117,7 @@ def _accuracy_of(level: Level | None) -> Estimate | None:
     return level.ex or level.sampled
 
 
-def _hardness_chart(systems: Sequence[_System], levels_by_name: Mapping[str, Sequence[Level | None]]) -> Html:
+def _hardness_chart(systems: Sequence[_System], levels_by_name: LevelsByName) -> Html:
     groups = []
     for name, levels in levels_by_name.items():
         n_questions = max(level.n for level in levels if level is not None)
@@ -125,7 +129,7 @@ def _hardness_chart(systems: Sequence[_System], levels_by_name: Mapping[str, Seq
     return charts.forest(groups, "EX by hardness level with 95 % intervals")
 
 
-def _turns_chart(systems: Sequence[_System], levels_by_name: Mapping[str, Sequence[Level | None]]) -> Html:
+def _turns_chart(systems: Sequence[_System], levels_by_name: LevelsByName) -> Html:
     groups = []
     for name, levels in levels_by_name.items():
         rows = []
@@ -138,32 +142,36 @@ def _turns_chart(systems: Sequence[_System], levels_by_name: Mapping[str, Sequen
 
 
 def _clouds(systems: Sequence[_System]) -> list[NamedChart]:
-    cost_of_unit: dict[str, Callable[[Level], Spread | None]] = {
+    cost_of_unit: dict[str, CostOf] = {
         "generated tokens": lambda level: level.tokens_out,
         "characters of reasoning": lambda level: level.reasoning_chars,
     }
     clouds = []
     for unit, cost_of in cost_of_unit.items():
-        dots = []
+        dots: list[charts.Dot] = []
         for system in systems:
-            for level in system.summary.by_hardness:
-                cost = cost_of(level)
-                accuracy = _accuracy_of(level)
-                if cost is None or accuracy is None:
-                    continue
-                dot = charts.Dot(
-                    style=system.style,
-                    name=system.name,
-                    label=level.name,
-                    mark=LETTERS[level.name],
-                    x=cost.mean,
-                    y=accuracy.value,
-                )
-                dots.append(dot)
+            dots += _dots_of(system, cost_of)
         if any(dot.x for dot in dots):
             cloud = charts.cloud(dots, unit)
             clouds.append((unit, cloud))
     return clouds
+
+
+def _dots_of(system: _System, cost_of: CostOf) -> Iterator[charts.Dot]:
+    """A system's points of a cloud: one for each hardness level that has a cost and an accuracy."""
+    for level in system.summary.by_hardness:
+        cost = cost_of(level)
+        accuracy = _accuracy_of(level)
+        if cost is None or accuracy is None:
+            continue
+        yield charts.Dot(
+            style=system.style,
+            name=system.name,
+            label=level.name,
+            mark=LETTERS[level.name],
+            x=cost.mean,
+            y=accuracy.value,
+        )
 
 
 def _sample_charts(systems: Sequence[_System]) -> list[NamedChart]:
@@ -220,28 +228,31 @@ def _training_charts(curves_by_stage: Mapping[str, Sequence[Mapping[str, float]]
     """For each training the curves that matter, the others, and in words those that never move."""
     by_stage: dict[str, TrainingCharts] = {}
     for stage, steps in curves_by_stage.items():
-        if not steps:
-            continue
-        style = len(by_stage) + 1
-        first: dict[str, NamedChart] = {}
-        rest = []
-        still = []
-        for name, points in _logged_curves(steps).items():
-            title = name.replace("_", " ")
-            distinct_values = {value for _, value in points}
-            if len(distinct_values) == 1:
-                (value,) = distinct_values
-                still.append(f"{title} ({formats.compact(value)})")
-                continue
-            smooth = moving_average(points)
-            chart = (title, charts.training_curve(points, smooth, name, style))
-            if name in LEADING_CURVES:
-                first[name] = chart
-            else:
-                rest.append(chart)
-        leading = [first[name] for name in LEADING_CURVES if name in first]
-        by_stage[stage] = TrainingCharts(leading, rest, still)
+        if steps:
+            style = len(by_stage) + 1
+            by_stage[stage] = _charts_of_training(_logged_curves(steps), style)
     return by_stage
+
+
+def _charts_of_training(curves: Mapping[str, Points], style: int) -> TrainingCharts:
+    first: dict[str, NamedChart] = {}
+    rest = []
+    still = []
+    for name, points in curves.items():
+        title = name.replace("_", " ")
+        distinct_values = {value for _, value in points}
+        if len(distinct_values) == 1:
+            (value,) = distinct_values
+            still.append(f"{title} ({formats.compact(value)})")
+            continue
+        smooth = moving_average(points)
+        chart = charts.training_curve(points, smooth, name, style)
+        if name in LEADING_CURVES:
+            first[name] = (title, chart)
+        else:
+            rest.append((title, chart))
+    leading = [first[name] for name in LEADING_CURVES if name in first]
+    return TrainingCharts(leading, rest, still)
 
 
 def _logged_curves(steps: Sequence[Mapping[str, float]]) -> dict[str, Points]:

@@ -50,10 +50,10 @@ def all_tables(data: ReportData) -> Iterator[ReportTable]:
 
 def leader(data: ReportData) -> ReportTable:
     """EX of each system: greedy, the mean of its samples, their vote, and the best of k."""
-    largest_k = 0
+    ks = [0]
     for summary in data.summaries:
-        for point in summary.points:
-            largest_k = max(largest_k, point.k)
+        ks += [point.k for point in summary.points]
+    largest_k = max(ks)
     columns = [TableColumn("system"), TableColumn("EX greedy", "estimate")]
     if largest_k:
         columns.append(TableColumn("EX sampled", "estimate", "mean of all samples"))

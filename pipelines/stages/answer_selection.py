@@ -76,13 +76,18 @@ def select_answers(
             choices = experts.choose_answers(asker, cases, read_schema, sign)
             for members, choice in zip(samples.values(), choices, strict=True):
                 winner = members[choice.winner]
-                record = dataclasses.replace(winner.record, mode="greedy", sample=0, signature=None)
-                selected.append(EvaluatedEpisode(SELECTED, winner.trajectory, record))
+                selected.append(_as_greedy(winner))
             total_preference = sum(choice.first for choice in choices)
             figures["selector_first"] = total_preference / max(1, len(choices))
     for name, number in asker.take_used().items():
         figures[f"selector_{name}"] = number
     return SelectedAnswers(selected, figures)
+
+
+def _as_greedy(sample: EvaluatedEpisode) -> EvaluatedEpisode:
+    """A selected sample in place of a greedy answer."""
+    record = dataclasses.replace(sample.record, mode="greedy", sample=0, signature=None)
+    return EvaluatedEpisode(SELECTED, sample.trajectory, record)
 
 
 def _unbroken_samples(episodes: Sequence[EvaluatedEpisode]) -> dict[str, list[EvaluatedEpisode]]:

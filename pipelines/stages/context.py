@@ -67,7 +67,8 @@ class Context:
     @property
     def checkpoint(self) -> str:
         """The newest model before this stage: a folder, or the name or path that the recipe gives as the base."""
-        newest = next(name for name in ("grpo", "sft", "model") if name in self.inputs)
+        newest_first = ("grpo", "sft", "model")
+        newest = next(name for name in newest_first if name in self.inputs)
         return checkpoint_of(self.inputs[newest])
 
 
@@ -106,7 +107,8 @@ def rows_of(folder: Path, *pools: str, part: int | None = None) -> pl.DataFrame:
     Args:
         part: the index of a source in its pool, to read its rows alone.
     """
-    frame = pl.scan_parquet(folder / frames.DATA, glob=False).with_row_index("row")
+    data = pl.scan_parquet(folder / frames.DATA, glob=False)
+    frame = data.with_row_index("row")
     frame = frame.filter(pl.col("pool").is_in(pools))
     if part is not None:
         frame = frame.filter(pl.col("part") == part)

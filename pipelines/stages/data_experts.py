@@ -11,6 +11,7 @@ from pipelines.benchmarks.base import Rejected, resolve_locations
 from pipelines.core.types import Example
 from pipelines.databases.of_recipe import Link, schemas, sql_engine, with_prompt_facts
 from pipelines.recipe.config import Recipe
+from pipelines.sql.schema import Schemas
 from pipelines.stages.context import TRAINED
 
 FLAGGED = "flagged_by_all"
@@ -37,21 +38,40 @@ def ask_experts(recipe: Recipe, folder: Path, responses: Path, pool: str, exampl
     """
     if not examples:
         return ExpertResult([], [], {})
+    schema = schemas(recipe)
+    questions = resolve_locations(examples, folder)
+    result = ExpertResult(questions, [], {})
+    if recipe.data.cleaners and pool in TRAINED:
+        result = _clean(recipe, responses, questions, schema)
+    linked = _link(recipe, responses, pool, result.examples, schema)
+    named_databases = {example.id: example.database for example in examples}
+    kept = []
+    for question in linked.examples:
+        database = named_databases[question.id]  # as the dataset names it
+        kept.append(dataclasses.replace(question, database=database))
+    return ExpertResult(kept, result.rejected, result.figures | linked.figures)
+
+
+def _clean(recipe: Recipe, responses: Path, questions: Sequence[Example], schema: Schemas) -> ExpertResult:
+    """The questions without those that all cleaners call bad."""
+    from pipelines.teachers import experts
+
+    cleaning = experts.clean_pairs(recipe.data.cleaners, responses, questions, schema)
+    flagged = []
+    for pair in cleaning.dropped:
+        reasons = " / ".join(pair.reasons)
+        flagged.append(Rejected(pair.example.id, FLAGGED, reasons))
+    flagged_ids = {row.row for row in flagged}
+    kept = [question for question in questions if question.id not in flagged_ids]
+    return ExpertResult(kept, flagged, dict(cleaning.figures))
+
+
+def _link(recipe: Recipe, responses: Path, pool: str, questions: Sequence[Example], schema: Schemas) -> ExpertResult:
+    """The questions with what their prompts show: the linker's part of the schema, and stored values."""
     from pipelines.endpoints.asker import Asker
     from pipelines.teachers import experts
 
     figures: dict[str, float] = {}
-    flagged: list[Rejected] = []
-    schema = schemas(recipe)
-    questions = resolve_locations(examples, folder)
-    if recipe.data.cleaners and pool in TRAINED:
-        cleaning = experts.clean_pairs(recipe.data.cleaners, responses, questions, schema)
-        figures |= cleaning.figures
-        for pair in cleaning.dropped:
-            reasons = " / ".join(pair.reasons)
-            flagged.append(Rejected(pair.example.id, FLAGGED, reasons))
-        flagged_ids = {row.row for row in flagged}
-        questions = [example for example in questions if example.id not in flagged_ids]
     linker = recipe.data.linker
     link: Link | None = None
     asker: Asker | None = None
@@ -61,24 +81,19 @@ def ask_experts(recipe: Recipe, folder: Path, responses: Path, pool: str, exampl
         asker = Asker.named(str(linker), responses)
         link = functools.partial(experts.link_by_endpoint, asker)
     with sql_engine(recipe) as sql:
-        questions = with_prompt_facts(questions, recipe, schema, sql, link)
+        linked = with_prompt_facts(questions, recipe, schema, sql, link)
     if asker is not None:
         for measure, value in asker.take_used().items():
             figures[f"linker_{measure}_{asker.name}"] = value
-    if linker not in (None, prompt_schema.GOLD, prompt_schema.FIT):
-        gold = prompt_schema.gold_items(questions, schema)
-        for measure, value in experts.recall(questions, gold).items():
-            figures[f"linker_{measure}"] = value
-        if pool in TRAINED:
-            linked = questions
-            questions = []
-            for question in linked:
-                tables = schema(question.database)
-                united = experts.unite_with_gold(question, gold[question.id], tables)
-                questions.append(united)
-    named_databases = {example.id: example.database for example in examples}
-    kept = []
-    for question in questions:
-        database = named_databases[question.id]  # as the dataset names it
-        kept.append(dataclasses.replace(question, database=database))
-    return ExpertResult(kept, flagged, figures)
+    if linker in (None, prompt_schema.GOLD, prompt_schema.FIT):
+        return ExpertResult(linked, [], figures)
+    gold = prompt_schema.gold_items(linked, schema)
+    for measure, value in experts.recall(linked, gold).items():
+        figures[f"linker_{measure}"] = value
+    if pool not in TRAINED:
+        return ExpertResult(linked, [], figures)
+    united = []
+    for question in linked:
+        tables = schema(question.database)
+        united.append(experts.unite_with_gold(question, gold[question.id], tables))
+    return ExpertResult(united, [], figures)

@@ -26,7 +26,8 @@ def score_difficulty(ctx: Context) -> None:
     """Write every question's pass rate to `data.parquet`, and those chosen for RL, in order, to `selected.parquet`."""
     settings = ctx.recipe.difficulty
     pools = _candidates(ctx)
-    questions = pl.concat(pools).unique("id", keep="first", maintain_order=True)
+    all_questions = pl.concat(pools)
+    questions = all_questions.unique("id", keep="first", maintain_order=True)
     rows = array("q", questions["row"])
     scored = _score_rows(ctx, rows)
     unscored = len(rows) - len(scored)
@@ -44,14 +45,14 @@ def score_difficulty(ctx: Context) -> None:
         chosen = difficulty.select_rl_set(pl.concat(scored_pools), settings, ctx.recipe.seed)
     if unscored and not len(scored):
         raise DataError(f"all episodes of {unscored} questions broke: none has a score", "The log says more.")
-    if not chosen.balanced and not chosen.explore:
+    ids_and_sets = [(id, "balanced") for id in chosen.balanced]
+    ids_and_sets += [(id, "explore") for id in chosen.explore]
+    if not ids_and_sets:
         raise DataError(
             f"none of {len(scored)} questions is worth training on: each is always or never solved",
             "Set difficulty.max_pass, or raise difficulty.explore or difficulty.candidates.",
         )
     frames.write(ctx.folder / frames.DATA, scored)
-    ids_and_sets = [(id, "balanced") for id in chosen.balanced]
-    ids_and_sets += [(id, "explore") for id in chosen.explore]
     selected = pl.DataFrame(ids_and_sets, ["example_id", "set"], orient="row")
     frames.write(ctx.folder / "selected.parquet", selected)
     figures = difficulty.difficulty_figures(scored, settings.group)

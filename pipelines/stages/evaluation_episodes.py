@@ -1,6 +1,6 @@
 """The episodes of an evaluation's shard: a policy answers questions in every pass, and each answer is judged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from pipelines.evaluation.record import Mode
 from pipelines.evaluation.record_files import EvaluatedEpisode
 from pipelines.recipe.config import Recipe
 from pipelines.rollout.episode import EpisodeRequest, episode_seed
+from pipelines.rollout.policies.base import Policy
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schemas
-from pipelines.stages.answer_latency import TIMING, note_latency
+from pipelines.stages.answer_latency import TIMING, BoughtTokens, note_latency
 from pipelines.stages.evaluated_policy import counter_of_tokens, evaluated_policy
 from pipelines.stages.evaluation_passes import EvaluationPass, passes
 from pipelines.stages.kept_answers import KeptAnswers
@@ -52,39 +53,31 @@ class Judge:
         ]
 
 
-def make_evaluation_run(
-    recipe: Recipe, answerer: str, responses: Path, gold: Path | None, answers: Path | None = None
-) -> Run:
-    """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
-    environment = Environment(recipe, responses=responses)
-    judge = Judge(recipe, environment.sql, environment.schema, gold_schemas(gold))
-    model = evaluated_policy(answerer, recipe, responses)
-    take_bought = counter_of_tokens(model)
+@dataclass(frozen=True)
+class Player:
+    """Lets a policy answer questions, unless its answers are kept."""
 
-    def play(requests: Sequence[EpisodeRequest], evaluation_pass: EvaluationPass, timing: Path) -> list[Trajectory]:
-        """Run episodes, and note their latency."""
-        mode = RolloutMode(evaluation_pass.sampling, evaluation_pass.max_turns, evaluation_pass.protocol)
-        engine = environment.engine(model, mode)
-        trajectories = engine.run(requests)
-        bought_tokens = take_bought()
-        note_latency(timing, evaluation_pass.name, len(trajectories), engine.timing, bought_tokens)
-        return trajectories
+    recipe: Recipe
+    environment: Environment
+    model: Policy
+    take_bought: Callable[[], BoughtTokens]  # returns the tokens that an endpoint counted since its last call
+    answers: Path | None  # folder of kept episodes; None keeps nothing
 
-    def answer(questions: Sequence[Example], evaluation_pass: EvaluationPass, timing: Path) -> list[Trajectory]:
+    def answer(self, questions: Sequence[Example], evaluation_pass: EvaluationPass, timing: Path) -> list[Trajectory]:
         """The trajectories of a pass, kept or new, in the order of questions and samples."""
         folder: Path | None = None
-        if answers is not None:
-            folder = answers / evaluation_pass.answers_key
+        if self.answers is not None:
+            folder = self.answers / evaluation_pass.answers_key
         kept = KeptAnswers(folder)
         by_question = {question.id: kept.read(question) for question in questions}
         requests = []
         for question in questions:
             for sample in range(evaluation_pass.samples):
                 if sample not in by_question[question.id]:
-                    seed = episode_seed(recipe.seed, question.id, sample)
+                    seed = episode_seed(self.recipe.seed, question.id, sample)
                     requests.append(EpisodeRequest(question, sample, seed))
         if requests:
-            for trajectory in play(requests, evaluation_pass, timing):
+            for trajectory in self._play(requests, evaluation_pass, timing):
                 by_sample = by_question[trajectory.example_id]
                 by_sample[trajectory.sample] = trajectory
         requested = {request.example.id: request.example for request in requests}
@@ -96,11 +89,32 @@ def make_evaluation_run(
             trajectories += (by_sample[sample] for sample in range(evaluation_pass.samples))
         return trajectories
 
+    def _play(
+        self, requests: Sequence[EpisodeRequest], evaluation_pass: EvaluationPass, timing: Path
+    ) -> list[Trajectory]:
+        """Run episodes, and note their latency."""
+        mode = RolloutMode(evaluation_pass.sampling, evaluation_pass.max_turns, evaluation_pass.protocol)
+        engine = self.environment.engine(self.model, mode)
+        trajectories = engine.run(requests)
+        bought_tokens = self.take_bought()
+        note_latency(timing, evaluation_pass.name, len(trajectories), engine.timing, bought_tokens)
+        return trajectories
+
+
+def make_evaluation_run(
+    recipe: Recipe, answerer: str, responses: Path, gold: Path | None, answers: Path | None = None
+) -> Run:
+    """A process's own policy; its run writes one line an episode: the pass, the trajectory and its record."""
+    environment = Environment(recipe, responses=responses)
+    judge = Judge(recipe, environment.sql, environment.schema, gold_schemas(gold))
+    model = evaluated_policy(answerer, recipe, responses)
+    player = Player(recipe, environment, model, counter_of_tokens(model), answers)
+
     def run(questions: Sequence[Any], path: Path) -> str:
         timing = path.parent.parent / TIMING
         episodes: list[EvaluatedEpisode] = []
         for evaluation_pass in passes(recipe):
-            trajectories = answer(questions, evaluation_pass, timing)
+            trajectories = player.answer(questions, evaluation_pass, timing)
             episodes += judge(evaluation_pass.name, evaluation_pass.mode, questions, trajectories)
         write_lines(path, (episode.shard_row() for episode in episodes))
         greedy = [episode.record for episode in episodes if episode.pass_name == "greedy"]

@@ -230,8 +230,8 @@ def endpoint_fingerprints(recipe: Recipe, stage: str) -> dict[str, Any]:
     The address is not part of it: the same model behind another port answers the same. A name without an entry has
     None; whether it is needed is checked before a run begins.
     """
-    asked = asked_endpoints(recipe, stage)
-    names = sorted({name for name in asked if name is not None})
+    endpoint_names = asked_endpoints(recipe, stage)
+    names = sorted({name for name in endpoint_names if name is not None})
     judge = endpoint_of(recipe.rewards)
     entries: dict[str, Any] = dict.fromkeys(names)
     for name in names:

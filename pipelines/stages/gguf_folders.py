@@ -41,11 +41,11 @@ def model_folder(named: str, store: Store, say: Callable[[str], None]) -> Path:
 def link_folder(source: Path, target: Path) -> None:
     """Put a folder's files at another place of the store, without a copy where the file system has hard links."""
 
-    def link(file: str, place: str) -> None:
+    def link(file: str, new_file: str) -> None:
         try:
-            os.link(file, place)
+            os.link(file, new_file)
         except OSError:
-            shutil.copyfile(file, place)
+            shutil.copyfile(file, new_file)
 
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target, copy_function=link)

@@ -249,7 +249,8 @@ def plan(
         keys[stage.name] = key
         folder = store.folder(stage.kind, key)
         why = why_to_make(stage.kind, key, about, store)
-        steps.append(Step(stage.name, key, folder, why == CACHED, why, needs))
+        step = Step(stage.name, key, folder, why == CACHED, why, needs)
+        steps.append(step)
     return steps
 
 
@@ -261,7 +262,10 @@ def _stages_until(until: str, stages: list[Stage], recipe: Recipe) -> list[Stage
         evaluations = [name for name in names if name.startswith("evaluate_")]
         if evaluations:
             last = kind_of(evaluations[-1])
-    ends = [index for index, name in enumerate(names) if last in (name, kind_of(name))]
+    ends = []
+    for index, name in enumerate(names):
+        if last in (name, kind_of(name)):
+            ends.append(index)
     if not ends and last in OF_POOLS and evaluates_without_pools(recipe):
         overrides = [f"{key}.path=..." for key, pool in recipe.data.pools.items() if pool.lacks_path]
         listed = " ".join(overrides)

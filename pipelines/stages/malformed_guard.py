@@ -52,7 +52,8 @@ class MalformedGuard:
 
     def skip_the_rest(self, recipe: Recipe, gold: Path | None, say: Callable[[str], None]) -> None:
         """Write the shards after the first questions: each question is wrong, and was not asked."""
-        policy_name = self._shards.read(0)[0]["trajectory"]["policy"]
+        first_row, *_ = self._shards.read(0)
+        policy_name = first_row["trajectory"]["policy"]
         schema = schemas(recipe)
         with sql_engine(recipe, workers=1) as sql:
             judge = Judge(recipe, sql, schema, gold_schemas(gold))
@@ -60,7 +61,7 @@ class MalformedGuard:
             for index in range(first_shard, len(self._shards)):
                 rows = []
                 if index in self._head:
-                    rows = self._first_rows(index)
+                    rows += self._first_rows(index)
                 part = self._shards.part(index)
                 questions = [question for question in part if question.id not in self._first_ids]
                 for evaluation_pass in passes(recipe):

@@ -63,6 +63,7 @@ def plan_without_training(trained: Recipe, evaluated: Recipe, store: Store) -> C
     allowed |= {f"evaluate_{name}" for name in finished}
     if "data" in finished:
         allowed.add("leakage")
-    names = {stage.name for stage in graph.active(evaluated) if stage.kind in allowed}
+    stages = graph.active(evaluated)
+    names = {stage.name for stage in stages if stage.kind in allowed}
     steps = graph.plan(evaluated, store, "evaluate", finished, names)
     return CheckpointEvaluation(steps, tuple(untrained))

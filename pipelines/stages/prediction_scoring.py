@@ -194,10 +194,7 @@ def prediction_scorer(request: ScoreRequest) -> Iterator[PredictionScorer]:
     items = scoring.read_gold(request.gold)
     if request.difficulty is not None:
         items = scoring.with_difficulty(items, request.difficulty)
-    database_folder = Path(request.databases)
-    known_ids: list[str] = []
-    if database_folder.is_dir():
-        known_ids += [path.stem for path in database_folder.iterdir()]
+    known_ids = _ids_in_folder(Path(request.databases))
     predictions = scoring.read_predictions(request.predictions, items, known_ids)
     databases = _locate_databases(request, items)
     measures_time_only = all(EQUALITIES[name].timed for name in equalities)
@@ -211,6 +208,13 @@ def prediction_scorer(request: ScoreRequest) -> Iterator[PredictionScorer]:
         yield PredictionScorer(request, equalities, items, predictions, databases, sql)
 
 
+def _ids_in_folder(folder: Path) -> list[str]:
+    """The ids of the databases in a folder; [] if there is no such folder."""
+    if not folder.is_dir():
+        return []
+    return [path.stem for path in folder.iterdir()]
+
+
 def _equalities(listed: str) -> list[str]:
     """The equalities of a list with commas between, each once."""
     stripped = [name.strip() for name in listed.split(",")]
@@ -218,7 +222,7 @@ def _equalities(listed: str) -> list[str]:
     by_query = [name for name in EQUALITIES if not EQUALITIES[name].by_file]
     unknown = [name for name in names if name not in by_query]
     if unknown or not names:
-        first_unknown = unknown[0] if unknown else ""
+        first_unknown = next(iter(unknown), "")
         known = ", ".join(by_query)
         raise UserError(f"there is no equality {first_unknown!r}", f"There are: {known}.")
     return names

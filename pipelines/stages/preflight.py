@@ -53,7 +53,8 @@ def check_run(recipe: Recipe, steps: Sequence[Step]) -> None:
     model_path = Path(recipe.model.source).expanduser()
     if kinds & {"model", "synthesize"} and is_gguf(recipe.model.source):
         read_header(model_path)
-    if kinds & {"synthesize", "model", "sft", "difficulty", "grpo"} and model_path.is_dir():
+    reads_weights = bool(kinds & {"synthesize", "model", "sft", "difficulty", "grpo"})
+    if reads_weights and model_path.is_dir():
         require_files(model_path)
     if teaches_itself:
         teaching(recipe)

@@ -36,8 +36,10 @@ def keep_one_of_each_id(path: Path) -> DistinctQuestions:
         DataError: an id stands for two questions of the training pools.
     """
     columns = {name: pl.col(name).hash() for name in TEXTS}
-    columns["database"] = pl.col("database").struct.field("id").hash()
-    columns["corrected"] = pl.col("meta").str.contains(f'"{corrections.META}"', literal=True)
+    database_id = pl.col("database").struct.field("id")
+    columns["database"] = database_id.hash()
+    mark_of_correction = f'"{corrections.META}"'
+    columns["corrected"] = pl.col("meta").str.contains(mark_of_correction, literal=True)
     questions = frames.read(path, "pool", "id", **columns)
     _refuse_shared_ids(questions, path)
     pool_and_id = pl.struct("pool", "id")

@@ -189,7 +189,8 @@ def _question_chunks(pools: Sequence[Sequence[Example]]) -> Iterator[Sequence[Ex
 def _gold_problem(outcome: Outcome, example: Example, environment: Environment, rubric: Rubric | None) -> str:
     """The reason why a gold SQL is not right, or not paid in full; "" if it is."""
     if outcome.broken:
-        (result,) = environment.sql.execute_many([(example.database, example.gold_sql)])
+        query = (example.database, example.gold_sql)
+        (result,) = environment.sql.execute_many([query])
         if result.truncated:
             limits = "raise execution.max_rows or execution.max_bytes"
             return f"its result is larger than a verdict may read ({limits})"

@@ -62,12 +62,12 @@ def fan_out(
     except ImportError:
         raise ResourceError("rollout.dask: Dask is not installed", "pip install 'sqltrain[dask]'") from None
     with contextlib.ExitStack() as stack:
-        where: Any = address
+        cluster: Any = address
         try:
             if address == LOCAL:
                 local = LocalCluster(n_workers=processes, threads_per_worker=1, dashboard_address=None)
-                where = stack.enter_context(local)
-            client = stack.enter_context(Client(where, timeout=WAIT_S))
+                cluster = stack.enter_context(local)
+            client = stack.enter_context(Client(cluster, timeout=WAIT_S))
         except (OSError, ValueError) as error:
             raise ResourceError(f"rollout.dask: no scheduler at {address}: {error}", "Start: dask scheduler") from None
         todo = {}
@@ -108,7 +108,8 @@ class Shards(Generic[Item]):
         self.folder = folder / SHARDS
         self.folder.mkdir(parents=True, exist_ok=True)
         note = self.folder / SIZE
-        if not note.is_file() or note.read_text(encoding="utf-8") != str(size):
+        has_this_size = note.is_file() and note.read_text(encoding="utf-8") == str(size)
+        if not has_this_size:
             for path in self.folder.glob("*.jsonl"):
                 path.unlink()
             write_atomic(note, str(size))

@@ -132,7 +132,9 @@ def _plain_values(point: Point, value: Any) -> Iterator[tuple[Point, Any]]:
             yield from _plain_values((*point, str(name)), inner)
     elif isinstance(value, list) and any(isinstance(inner, Mapping) for inner in value):
         for index, inner in enumerate(value):
-            name = inner.get("term", index) if isinstance(inner, Mapping) else index
+            name = index
+            if isinstance(inner, Mapping):
+                name = inner.get("term", index)
             yield from _plain_values((*point, str(name)), inner)
     else:
         yield point, value

@@ -44,29 +44,34 @@ def deciding(stage: Stage, recipe: Recipe, inputs: Mapping[str, str], store: Sto
         about["plugins"] = code
     if f"policy {recipe.rollout.policy}" in code:
         about["policy"] = policy
-    protocols = {}
     if "protocol" in stage.reads:
-        protocols["prompt"] = recipe.protocol
+        about["prompt"] = prompt_digest(recipe.protocol)
     if "evaluation" in stage.reads and recipe.evaluation.forced_single_turn:
-        protocols["prompt_at_once"], _ = single_turn(recipe.protocol)
-    for name, protocol in protocols.items():
-        about[name] = prompt_digest(protocol)
+        at_once, _ = single_turn(recipe.protocol)
+        about["prompt_at_once"] = prompt_digest(at_once)
     if kind in ("data", "test"):  # all other stages read databases that these name, and have their keys in theirs
-        data = recipe.data
-        sources: Sequence[Source] = data.test
-        if kind == "data":
-            sources = (data.sft, *data.rl, data.dev)
-        about["sources"] = fingerprint(sources, store.root)
-        described = cards(sources, store.root)
-        if described:
-            about["cards"] = described
-    if kind == "model" or (kind == "synthesize" and recipe.synthesis.teaches_itself):
+        about |= _sources(kind, recipe, store)
+    teaches_itself = kind == "synthesize" and recipe.synthesis.teaches_itself
+    if kind == "model" or teaches_itself:
         about["weights"] = weights(recipe.model.source, store)
     endpoints_asked = endpoint_fingerprints(recipe, kind)
     if endpoints_asked:
         about["endpoints"] = endpoints_asked
     if stage.libraries:
         about["libraries"] = {name: _minor_version(name) for name in stage.libraries}
+    return about
+
+
+def _sources(kind: str, recipe: Recipe, store: Store) -> dict[str, Any]:
+    """The files of a stage's questions, and the cards of their databases."""
+    data = recipe.data
+    sources: Sequence[Source] = data.test
+    if kind == "data":
+        sources = (data.sft, *data.rl, data.dev)
+    about: dict[str, Any] = {"sources": fingerprint(sources, store.root)}
+    described = cards(sources, store.root)
+    if described:
+        about["cards"] = described
     return about
 
 

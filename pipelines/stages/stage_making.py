@@ -40,7 +40,8 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
         question_steps = [other for other in steps if other.kind in ("data", "test")]
         folders = {other.name: other.folder for other in question_steps}
         note_unfit_prompts(recipe, folders, progress.say)
-    if not (store.root / MARK).is_file() and store.made():
+    has_mark = (store.root / MARK).is_file()
+    if not has_mark and store.made():
         progress.say(f"the store {store.root} is of an older version: its stages have other keys and are made again")
 
     def build(folder: Path) -> None:
@@ -72,13 +73,16 @@ def _restore(step: Step, recipe: Recipe, store: Store, progress: Progress, steps
     store.set_aside(step.kind, step.key, True, progress.say)
     if not store.has(step.kind, step.key):
         execute(step, recipe, store, progress, steps)
-    if step.kind == "model":
-        # It may refer to the weights of another run's checkpoint.
-        base = stage_at(base_of(step.folder) or "", store)
-        if base is not None:
-            store.set_aside(*base, True, progress.say)
-            if not store.has(*base):
-                raise _lost_stage(*base)
+    if step.kind != "model":
+        return
+    # It may refer to the weights of another run's checkpoint.
+    base = base_of(step.folder) or ""
+    stage = stage_at(base, store)
+    if stage is None:
+        return
+    store.set_aside(*stage, True, progress.say)
+    if not store.has(*stage):
+        raise _lost_stage(*stage)
 
 
 def _lost_stage(stage: str, key: str) -> DataError:

@@ -1,6 +1,7 @@
 """Stages 5 and 7: the base model, supervised fine-tuning and GRPO, each trained in a child process."""
 
 import os
+from collections.abc import Sequence, Set
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,7 @@ def model(ctx: Context) -> None:
     source = ctx.recipe.model.source
     ctx.progress.begin(ctx.stage, 1, "model")
     if source == "tiny":
-        from pipelines.training.model import make_tiny
-
-        recipe = ctx.recipe
-        protocol = build_protocol(recipe.protocol)
-        corpus = _corpus(ctx, protocol)
-        make_tiny(recipe.model, corpus, protocol.tags, ctx.folder / "model", recipe.seed)
+        _make_tiny_model(ctx)
         _write_checkpoint_card(ctx)
     elif is_gguf(source):
         store = Store(ctx.folder.parent.parent)
@@ -47,15 +43,29 @@ def model(ctx: Context) -> None:
         link_folder(plain_folder, ctx.folder / "model")
         _write_checkpoint_card(ctx)
     else:
-        # A checkpoint of the same store is referred to by a relative path, for a store may move.
-        folder = ctx.folder.resolve()
-        path = Path(source).expanduser().resolve()
-        if path.is_relative_to(folder.parent.parent):
-            source = os.path.relpath(path, folder)
-        reference = {"source": source, "revision": ctx.recipe.model.revision}
-        write_json(ctx.folder / REFERENCE, reference)
+        _refer_to(ctx, source)
     ctx.progress.advance(1)
     ctx.metrics({})
+
+
+def _make_tiny_model(ctx: Context) -> None:
+    """Write a model of random weights with a tokenizer of the recipe's own texts."""
+    from pipelines.training.model import make_tiny
+
+    recipe = ctx.recipe
+    protocol = build_protocol(recipe.protocol)
+    corpus = _corpus(ctx, protocol)
+    make_tiny(recipe.model, corpus, protocol.tags, ctx.folder / "model", recipe.seed)
+
+
+def _refer_to(ctx: Context, source: str) -> None:
+    """Write a reference to a base model; to a checkpoint of the same store by a relative path, for a store may move."""
+    folder = ctx.folder.resolve()
+    path = Path(source).expanduser().resolve()
+    if path.is_relative_to(folder.parent.parent):
+        source = os.path.relpath(path, folder)
+    reference = {"source": source, "revision": ctx.recipe.model.revision}
+    write_json(ctx.folder / REFERENCE, reference)
 
 
 def _corpus(ctx: Context, protocol: Protocol) -> list[str]:
@@ -150,16 +160,20 @@ def _questions(ctx: Context) -> list[Example]:
     if ctx.recipe.grpo.order == "easy_first":
         scored = frames.read(ctx.inputs["difficulty"] / frames.DATA, "example_id", "right")
         unsolved = scored.filter(pl.col("right") == 0)
-        never_solved = set(unsolved["example_id"])
-        solved_ids = [id for id in ids if id not in never_solved]
-        unsolved_ids = [id for id in ids if id in never_solved]
-        ids = [*reversed(solved_ids), *unsolved_ids]
+        ids = _easy_first(ids, set(unsolved["example_id"]))
     row_of: dict[str, int] = {}
     for pool in ("sft", "rl"):  # A question of both pools is learned as the RL pool has it: there it was scored.
         ids_and_rows = rows_of(data, pool).select("id", "row")
         row_of.update(ids_and_rows.iter_rows())
     rows = [row_of[id] for id in ids]
     return examples_at(data, rows)
+
+
+def _easy_first(ids: Sequence[str], never_solved: Set[str]) -> list[str]:
+    """The ids by descending S(q), and those that were never solved at the end, as they came."""
+    solved_ids = [id for id in ids if id not in never_solved]
+    unsolved_ids = [id for id in ids if id in never_solved]
+    return [*reversed(solved_ids), *unsolved_ids]
 
 
 def _train(ctx: Context, plan: Plan, curves: tuple[str, ...], devices: tuple[str, ...] | None = None) -> None:
@@ -171,16 +185,18 @@ def _train(ctx: Context, plan: Plan, curves: tuple[str, ...], devices: tuple[str
     """
 
     def on_event(event: dict[str, Any]) -> None:
-        if event["event"] == "begin":
-            ctx.progress.begin(ctx.stage, event["steps"], "steps")
-            ctx.progress.advance(event["step"])
-        elif event["event"] == "step":
-            note = "  ".join(f"{name} {event[name]:.3f}" for name in curves if name in event)
-            ctx.progress.advance(1, note)
-        elif event["event"] == "note":
-            ctx.progress.say(f"{ctx.stage}: {event['text']}")
-        elif event["event"] == "alarm":
-            ctx.progress.warn(f"{ctx.stage}: {event['text']}")
+        progress = ctx.progress
+        match event["event"]:
+            case "begin":
+                progress.begin(ctx.stage, event["steps"], "steps")
+                progress.advance(event["step"])
+            case "step":
+                figures = [f"{name} {event[name]:.3f}" for name in curves if name in event]
+                progress.advance(1, "  ".join(figures))
+            case "note":
+                progress.say(f"{ctx.stage}: {event['text']}")
+            case "alarm":
+                progress.warn(f"{ctx.stage}: {event['text']}")
 
     silence = max(SILENCE_S, plan.recipe.hardware.timeout_s + SPARE_S)
     train_in_child(plan, ctx.folder, on_event, devices, silence)
@@ -210,8 +226,8 @@ def summarise_curves(ctx: Context) -> dict[str, float]:
     figures: dict[str, float] = {"steps": last_step}
     n_last = max(1, len(lines) // 10)
     last_tenth = lines[-n_last:]
-    names: set[str] = set().union(*last_tenth)
-    names -= {"step", HELD_OUT, HELD_OUT_TURNS}
+    logged: set[str] = set().union(*last_tenth)
+    names = logged - {"step", HELD_OUT, HELD_OUT_TURNS}
     for name in sorted(names):
         curve = values(last_tenth, name)
         if all(isinstance(value, int | float) for value in curve):

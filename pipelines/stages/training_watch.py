@@ -29,7 +29,8 @@ class WatchedTraining:
     def newest_curves(self) -> str | None:
         """The curves of the newest training stage that has made a step, as text; None if none has."""
         for step in reversed(self.steps):
-            for folder in (step.folder, self.store.work(step.name, step.key)):
+            work = self.store.work(step.name, step.key)
+            for folder in (step.folder, work):
                 if not (folder / CURVES).is_file():
                     continue
                 state = "running, or stopped"
@@ -47,7 +48,8 @@ class WatchedTraining:
 
 def watched_training(recipe: Recipe, store: Store) -> WatchedTraining:
     """The training of a recipe; an error if it trains nothing."""
-    steps = [step for step in graph.plan(recipe, store) if step.name in graph.TRAINING]
+    planned = graph.plan(recipe, store)
+    steps = [step for step in planned if step.name in graph.TRAINING]
     if not steps:
         stages = ", ".join(recipe.stages)
         raise DataError(f"recipe {recipe.name} trains nothing", f"Its stages: {stages}.")

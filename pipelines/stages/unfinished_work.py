@@ -12,7 +12,10 @@ CODE = "code.json"  # file in a work folder's shards: the digest of the code tha
 
 def can_resume(work: Path) -> bool:
     """Whether a work folder is empty or was begun by the code of today, in every byte."""
-    return not any(work.iterdir()) or read_json(work / SHARDS / CODE) == code_digest()
+    is_empty = not any(work.iterdir())
+    if is_empty:
+        return True
+    return bool(read_json(work / SHARDS / CODE) == code_digest())
 
 
 def empty_folder(folder: Path) -> None:

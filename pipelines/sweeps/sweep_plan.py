@@ -39,6 +39,7 @@ RANGE = re.compile(r"(\d+)\.\.(\d+)")
 OUT_HINT = "Name another folder with --out."
 PAGE = "sweep.html"
 Say = Callable[[str], None]
+Rows = Mapping[str, Sequence[str]]  # rows of a paper's table by name, each with its words
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class AxisValue(NamedTuple):
 Make = Callable[[SweepCell], object]
 
 
-def plan_cells(name: str, words: Sequence[str], rows: Mapping[str, Sequence[str]] | None = None) -> list[SweepCell]:
+def plan_cells(name: str, words: Sequence[str], rows: Rows | None = None) -> list[SweepCell]:
     """Every combination of the axes' values, the last axis fastest.
 
     Args:

@@ -1,6 +1,6 @@
 """A sweep from its options to its table: the cells and what they take, then their results in a folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from pipelines.core.errors import UserError
 from pipelines.core.files import digest, writing_to
 from pipelines.core.store import Store
 from pipelines.sweeps import sweep_plan
-from pipelines.sweeps.sweep_plan import Make, SweepCell
+from pipelines.sweeps.sweep_plan import Make, Say, SweepCell
 from pipelines.sweeps.sweep_table import FinishedCell, Sweep
 
 
@@ -51,7 +51,7 @@ class PlannedSweep:
         with writing_to(self.folder, sweep_plan.OUT_HINT):
             self.folder.mkdir(parents=True, exist_ok=True)
 
-    def fill(self, store: Store, make: Make, say: Callable[[str], None]) -> "FilledSweep":
+    def fill(self, store: Store, make: Make, say: Say) -> "FilledSweep":
         """Make the cells, and write their table and page."""
         cells = sweep_plan.fill(self.cells, store, make, say)
         filled = replace(self.empty, cells=tuple(cells))
