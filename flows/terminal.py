@@ -8,6 +8,7 @@ import json
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 RecipeName = Annotated[str, typer.Argument(help="A recipe of conf/recipes by name, or the path of your own YAML file.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, such as grpo.steps=50 or variant=NAME.")
+]
+DatabaseOption = Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")]
+QuestionsOption = Annotated[
+    Path | None, typer.Option(help="Your own questions with their SQL: JSON lines, or CSV with a header.")
 ]
 StoreOption = Annotated[str | None, typer.Option("--store", help="The store; SQLTRAIN_STORE or ./store by default.")]
 FIRST_RUN = "Run it first: sqltrain run, with the same recipe and overrides."  # hint if a run is missing

@@ -143,10 +143,11 @@ def _trajectory_trace(run: MlflowRun, trajectory: Trajectory, question: Example 
     )
     parent = (root.trace_id, root.span_id)
     for number, turn in enumerate(trajectory.turns, 1):
-        messages = None
+        first_inputs = None
         if number == 1:
-            messages = {"messages": [{"role": role, "content": text} for role, text in prompt]}
-        span = client.start_span(f"turn {number}", *parent, span_type="LLM", inputs=messages)
+            messages = [{"role": role, "content": text} for role, text in prompt]
+            first_inputs = {"messages": messages}
+        span = client.start_span(f"turn {number}", *parent, span_type="LLM", inputs=first_inputs)
         action = turn.action
         attributes: dict[str, Any] = {"action": action.kind.value, "format_error": action.format_error}
         client.end_span(root.trace_id, span.span_id, outputs={"text": turn.text}, attributes=attributes)
@@ -230,7 +231,9 @@ def _send_verdicts(feedback: Feedback, client: MlflowClient, experiment_id: str)
 
     traces: dict[str, str] = {}  # id of a question -> its trace: it may have several verdicts
     for row in feedback.unsynced():
-        trace = row["trace"] or traces.get(row["id"]) or _question_trace(client, experiment_id, row)
+        trace = row["trace"] or traces.get(row["id"])
+        if not trace:
+            trace = _question_trace(client, experiment_id, row)
         traces[row["id"]] = trace
         source = AssessmentSource("HUMAN", row["user"])
         mlflow.log_feedback(trace_id=trace, name=VERDICT, value=row["good"], source=source)

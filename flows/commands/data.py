@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.terminal import Bars, JsonOutput, Overrides, StoreOption, console, emit, say
+from flows.terminal import Bars, DatabaseOption, JsonOutput, Overrides, StoreOption, console, emit, say
 from pipelines.core.errors import DataError, UserError
 from pipelines.databases import named
 from pipelines.databases.of_recipe import sql_engine
@@ -31,7 +31,7 @@ WORKERS = 2  # processes that run the SQL of a review
 
 @app.command()
 def invent(
-    database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
+    database: DatabaseOption,
     model: Annotated[
         str, typer.Option(help="endpoint:NAME, which writes SQL and questions (docs/how-to/endpoints.md).")
     ],

@@ -8,7 +8,18 @@ import typer
 from rich.table import Table
 
 from flows import terminal
-from flows.terminal import FIRST_RUN, Bars, JsonOutput, Overrides, RecipeName, StoreOption, console, emit, say
+from flows.terminal import (
+    FIRST_RUN,
+    Bars,
+    JsonOutput,
+    Overrides,
+    QuestionsOption,
+    RecipeName,
+    StoreOption,
+    console,
+    emit,
+    say,
+)
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.files import writing_to
 from pipelines.core.store import Store
@@ -45,9 +56,7 @@ def evaluate(
         str | None,
         typer.Option(help="Benchmarks to evaluate on, with commas between; omnisql names those added of its nine."),
     ] = None,
-    questions: Annotated[
-        Path | None, typer.Option(help="Your own questions with their SQL: JSON lines, or CSV with a header.")
-    ] = None,
+    questions: QuestionsOption = None,
     database: Annotated[
         str | None, typer.Option(help="The database of all --questions: a file, an address, or a name of databases/.")
     ] = None,

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows import terminal
-from flows.terminal import FIRST_RUN, Bars, JsonOutput, Overrides, RecipeName, StoreOption, emit, say
+from flows.terminal import FIRST_RUN, Bars, JsonOutput, Overrides, QuestionsOption, RecipeName, StoreOption, emit, say
 from pipelines.adaptation.adapting import (
     Adaptation,
     AdaptationDecision,
@@ -105,9 +105,7 @@ def stages(
 def adapt(
     database: Annotated[str, typer.Argument(help="A name of databases/, as `sqltrain connect` wrote it.")],
     overrides: Overrides = None,
-    questions: Annotated[
-        Path | None, typer.Option(help="Your own questions with their SQL: JSON lines, or CSV with a header.")
-    ] = None,
+    questions: QuestionsOption = None,
     invented: Annotated[
         Path | None, typer.Option(help="Questions of `sqltrain invent`, which only train where you have your own.")
     ] = None,

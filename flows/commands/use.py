@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flows.terminal import Bars, JsonOutput, Overrides, RecipeName, StoreOption, console, emit, say
+from flows.terminal import Bars, DatabaseOption, JsonOutput, Overrides, RecipeName, StoreOption, console, emit, say
 from pipelines.core.errors import DataError, UserError
 from pipelines.core.types import is_valid_unicode, plain
 from pipelines.databases.connecting import ConnectedDatabase, open_connection, write_example
@@ -26,6 +26,7 @@ feedback_app = typer.Typer(help="Questions and verdicts of the users of `sqltrai
 app.add_typer(environment_app, name="environment")
 app.add_typer(feedback_app, name="feedback")
 
+ProtocolRecipe = Annotated[str, typer.Option(help="The recipe whose protocol an endpoint or a script speaks.")]
 FeedbackFolder = Annotated[Path, typer.Argument(help="The folder that serve --feedback was given.")]
 MAX_FINDINGS = 5  # findings of one kind that are printed
 
@@ -119,7 +120,7 @@ def print_connected(connected: ConnectedDatabase) -> None:
 @app.command()
 def ask(
     question: Annotated[str, typer.Argument(help="The question, in words.")],
-    database: Annotated[str, typer.Option(help="A file, an address, or a name of databases/.")],
+    database: DatabaseOption,
     overrides: Overrides = None,
     recipe: Annotated[
         str | None,
@@ -165,9 +166,7 @@ def serve(
     database: Annotated[str, typer.Argument(help="A name of databases/, a file, or an address.")],
     overrides: Overrides = None,
     model: Annotated[str | None, typer.Option(help=f"The model that answers: {models.KINDS}.")] = None,
-    recipe: Annotated[
-        str, typer.Option(help="The recipe whose protocol an endpoint or a script speaks.")
-    ] = "sql_trail",
+    recipe: ProtocolRecipe = "sql_trail",
     host: Annotated[str, typer.Option(help="The address to listen at; a public one needs --keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen at.")] = 8080,
     keys: Annotated[Path | None, typer.Option(help="A YAML file of API keys: a line USER: KEY each.")] = None,
@@ -255,9 +254,7 @@ def mcp(
         str | None,
         typer.Option(help="Also serve a tool that asks the agent; its model is named as for `sqltrain serve`."),
     ] = None,
-    recipe: Annotated[
-        str, typer.Option(help="The recipe whose protocol an endpoint or a script speaks.")
-    ] = "sql_trail",
+    recipe: ProtocolRecipe = "sql_trail",
     store_folder: StoreOption = None,
 ) -> None:
     """Serve the sandboxed SQL tool to any MCP client, and the agent beside it.

@@ -79,7 +79,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 LEARNING = {"data", "model", "protocol", "synthesis", "filter", "gold_schema", "sft", "difficulty", "rewards", "grpo"}
 MEASURING = {"contracts", "evaluation", "execution", "nightly", "reported", "rollout"}
 OPEN_SECTIONS = frozenset(LEARNING | MEASURING | {"name", "paper", "seed", "stages", "title"})
-OPEN_KEYS = frozenset(f"hardware.{name}" for name in ("device", "processes", "slot", "sql_workers", "threads"))
+OPEN_KEYS = frozenset(
+    {"hardware.device", "hardware.processes", "hardware.slot", "hardware.sql_workers", "hardware.threads"}
+)
 # `dask` is a scheduler that sends code, `servers` are addresses, `python` and `arguments` make a command, `guards` are
 # files that are included.
 CLOSED_KEYS = frozenset({"nightly.guards", "rollout.arguments", "rollout.dask", "rollout.python", "rollout.servers"})

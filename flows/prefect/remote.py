@@ -38,7 +38,9 @@ def run_elsewhere(deployment: str, parameters: dict[str, Any], say: Callable[[st
                     break
                 time.sleep(POLL_S)
         except BaseException:
-            state = client.read_flow_run(run.id).state if runtime.flow_run.id else None
+            state = None
+            if runtime.flow_run.id:
+                state = client.read_flow_run(run.id).state
             if state is not None and not state.is_final():
                 client.set_flow_run_state(run.id, Cancelling(message="its parent run ended"))
             raise

@@ -30,6 +30,7 @@ RESAMPLES = 2000
 MIN_CLUSTERS = 10  # databases; resampling fewer of them gives intervals that are far too narrow
 EXACT_CLUSTERS = 12  # units up to which all 2^m sign flips are enumerated
 FLIPS = 10_000  # sign flips that are drawn for more units
+Unit = tuple[float, int]  # the sum and the count of scores that are resampled as a whole
 
 Method = Literal[
     "wilson",
@@ -133,7 +134,8 @@ def paired(
     Whole databases are resampled, or single questions when there are fewer than `MIN_CLUSTERS`; differences that are
     all equal get the reach of Wilson's interval of 0 in n; of counts, in units of that difference.
     """
-    differences = [new - old for old, new in zip(before, after, strict=True)]
+    pairs = zip(before, after, strict=True)
+    differences = [new - old for old, new in pairs]
     if not differences:
         return None
     n = len(differences)
@@ -163,13 +165,13 @@ def _interval_of_equal(difference: float, n: int) -> tuple[float, float]:
     return low, high
 
 
-def _single_units(scores: Sequence[float]) -> list[tuple[float, int]]:
-    """(sum, count) of each question as a unit of its own."""
+def _single_units(scores: Sequence[float]) -> list[Unit]:
+    """Each question as a unit of its own."""
     return [(score, 1) for score in scores]
 
 
-def _grouped(scores: Sequence[float], clusters: Sequence[Hashable]) -> list[tuple[float, int]]:
-    """(sum, count) of each cluster, in the order of first appearance."""
+def _grouped(scores: Sequence[float], clusters: Sequence[Hashable]) -> list[Unit]:
+    """Each cluster as a unit, in the order of first appearance."""
     scores_by_cluster: dict[Hashable, list[float]] = {}
     for score, cluster in zip(scores, clusters, strict=True):
         members = scores_by_cluster.setdefault(cluster, [])
@@ -182,12 +184,12 @@ def _grouped(scores: Sequence[float], clusters: Sequence[Hashable]) -> list[tupl
 
 
 def bootstrap(
-    units: Sequence[tuple[float, int]], seed: int = 0, resamples: int = RESAMPLES, confidence: float = CONFIDENCE
+    units: Sequence[Unit], seed: int = 0, resamples: int = RESAMPLES, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
     """Percentile interval of sum / count over units drawn with replacement (Efron and Tibshirani, 1993, chapter 13).
 
     Args:
-        units: (M,) the (sum, count) of each unit that is drawn as a whole.
+        units: (M,) each is drawn as a whole.
     """
     draw = random.Random(seed)
     means = []
@@ -369,7 +371,8 @@ def difference(before: Sequence[Scores], after: Sequence[Scores], seed: int = 0)
     Both have one run a seed, in the same order. The p-value is of the databases alone, as if other seeds would train
     the same policies.
     """
-    runs = [score_differences(old, new) for old, new in zip(before, after, strict=True)]
+    pairs = zip(before, after, strict=True)
+    runs = [score_differences(old, new) for old, new in pairs]
     differences = ScoresByQuestion.of(runs)
     averages = differences.averages
     zeros = [0.0] * len(averages)
@@ -440,8 +443,9 @@ def _totals(units: Sequence[Hashable], scores: ScoresByQuestion) -> tuple[Matrix
 
     distinct_units = dict.fromkeys(units)
     unit_index = {unit: index for index, unit in enumerate(distinct_units)}
-    totals = np.zeros((len(unit_index), scores.n_runs))
-    counts = np.zeros((len(unit_index), scores.n_runs))
+    shape = (len(unit_index), scores.n_runs)
+    totals = np.zeros(shape)
+    counts = np.zeros(shape)
     for unit, row in zip(units, scores.rows, strict=True):
         index = unit_index[unit]
         for number, value in row.items():

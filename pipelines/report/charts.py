@@ -90,6 +90,8 @@ HOLLOW = (4, 5)  # styles that repeat the shapes of s0 and s1
 
 
 Position = tuple[float, float]  # x and y of a point, in pixels
+Positions = Sequence[Position]
+Show = Callable[[float], str]  # a value of an axis as text
 
 
 class Scale(NamedTuple):
@@ -186,7 +188,7 @@ def horizontal(left: float, right: float, y: float, class_: str) -> Html:
     return segment((left, y), (right, y), class_)
 
 
-def grid_y(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[float], str]) -> Html:
+def grid_y(scale: Scale, frame: Frame, marks: Iterable[float], show: Show) -> Html:
     """Horizontal grid lines with their values at the left."""
     lines = []
     for mark in marks:
@@ -207,7 +209,7 @@ def grid_x(scale: Scale, frame: Frame, marks: Iterable[float]) -> list[Html]:
     return lines
 
 
-def axis_x(scale: Scale, frame: Frame, marks: Iterable[float], show: Callable[[float], str], label: str) -> Html:
+def axis_x(scale: Scale, frame: Frame, marks: Iterable[float], show: Show, label: str) -> Html:
     """Values under the plot, and their label."""
     axis = [horizontal(frame.left, frame.right, frame.bottom, "axis")]
     for mark in marks:
@@ -246,19 +248,19 @@ def marker(x: float, y: float, style: int, tip: str = "", size: float = 4.5) -> 
     return tag("path", d=_closed_path(corners), class_=class_, data_tip=data_tip)
 
 
-def polyline(points: Sequence[Position], class_: str) -> Html:
+def polyline(points: Positions, class_: str) -> Html:
     """A line through points."""
     positions = [f"{x:.1f},{y:.1f}" for x, y in points]
     return tag("polyline", points=" ".join(positions), class_=class_)
 
 
-def band(upper: Sequence[Position], lower: Sequence[Position], class_: str) -> Html:
+def band(upper: Positions, lower: Positions, class_: str) -> Html:
     """The area between two lines."""
     outline = [*upper, *reversed(lower)]
     return tag("path", d=_closed_path(outline), class_=class_)
 
 
-def _closed_path(corners: Sequence[Position]) -> str:
+def _closed_path(corners: Positions) -> str:
     positions = [f"{x:.1f} {y:.1f}" for x, y in corners]
     steps = " L".join(positions)
     return f"M{steps} Z"
@@ -314,7 +316,8 @@ def _whole_percent(share: float) -> str:
 
 def forest(groups: Sequence[Group], label: str) -> Html:
     """Shares with their intervals, group by group: dot and whisker, and the figures beside them."""
-    longest_label = max((len(group.label) for group in groups), default=0)
+    label_lengths = [len(group.label) for group in groups]
+    longest_label = max(label_lengths, default=0)
     width_of_labels = 16 + 7.6 * longest_label
     left = max(170.0, min(400.0, width_of_labels))
     sizes = [len(group.rows) for group in groups]
@@ -380,7 +383,9 @@ def curve_over_k(series: Sequence[Series], title: str, low: float, high: float) 
     for line in series:
         distinct_ks |= {point.x for point in line.points}
     ks = sorted(distinct_ks)
-    across = Scale(ks[0], ks[-1], frame.left + 8, frame.right - 8, log2=True)
+    first_k = ks[0]
+    last_k = ks[-1]
+    across = Scale(first_k, last_k, frame.left + 8, frame.right - 8, log2=True)
     up = Scale(low, high, frame.bottom, frame.top)
     drawing = [grid_y(up, frame, ticks(low, high), _whole_percent)]
     for line in series:
