@@ -73,7 +73,7 @@ def with_prompt_facts(
     questions = list(examples)
     has_gold = any(example.gold_sql for example in questions)
     is_from_user = is_served and not has_gold
-    if is_from_user and is_brief and not _trains_on_history(recipe):  # it reads only what its training showed
+    if is_from_user and recipe.protocol.is_for_small_models and not _trains_on_history(recipe):
         questions = [example.with_meta(history=[]) for example in questions]
     if data.values:  # first, for the schema filter ranks by them
         questions = prompt_schema.retrieve(questions, data.values, schema, sql, indices)

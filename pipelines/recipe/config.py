@@ -432,6 +432,11 @@ class ProtocolSection(Section):
         """Whether the prompt is one of the tiny model's."""
         return self.prompt.startswith("brief")
 
+    @property
+    def is_for_small_models(self) -> bool:
+        """Whether the prompt is for models that understand in a prompt only what their training showed."""
+        return self.is_brief or self.prompt == "compact"
+
 
 class Execution(Section):
     """Limits of the SQL sandbox; a verdict depends on them, so they are part of a stage's key."""
