@@ -28,10 +28,13 @@ def estimate_advantages(rewards: Tensor, group: int, baseline: Baseline = "group
         mean = rewards.nanmean()
     centred = grouped - mean
     if baseline == "others":  # r - (sum - r) / (n - 1) = (r - mean) * n / (n - 1)
-        count = (~grouped.isnan()).sum(dim=1, keepdim=True)
+        takes_part = ~grouped.isnan()
+        count = takes_part.sum(dim=1, keepdim=True)
         centred = centred * count / (count - 1).clamp(min=1)
     if scale != "none":
-        compared = grouped if scale == "group" else centred.view(1, -1)
+        compared = centred.view(1, -1)
+        if scale == "group":
+            compared = grouped
         spread = _deviation(compared).unsqueeze(1)  # (N / group, 1), or (1, 1)
         centred = centred / (spread + EPS)
     teaches = has_signal(rewards, group, baseline)
@@ -49,13 +52,14 @@ def turn_advantages(payments: Tensor, group: int) -> Tensor:
     is_paid = ~payments.isnan()
     paid = payments.nan_to_num(0.0)
     to_go = paid.flip(1).cumsum(1).flip(1)  # (N, T) payments of a turn and of all later ones
-    last_turn = (is_paid.sum(dim=1, keepdim=True) - 1).clamp(min=0)  # (N, 1)
+    n_paid = is_paid.sum(dim=1, keepdim=True)  # (N, 1)
+    last_turn = (n_paid - 1).clamp(min=0)  # (N, 1)
     n_turns = payments.size(1)
-    turns = torch.arange(n_turns, device=payments.device).expand_as(payments)
-    turns_or_last = turns.minimum(last_turn)
+    turns = torch.arange(n_turns, device=payments.device)
+    turns_or_last = turns.minimum(last_turn)  # (N, T)
     takes_part = is_paid[:, :1].view(-1, group, 1)  # (N / group, group, 1)
-    earned = to_go.gather(1, turns_or_last).view(-1, group, n_turns)
-    earned = earned * takes_part
+    earned = to_go.gather(1, turns_or_last)
+    earned = earned.view(-1, group, n_turns) * takes_part
     others = takes_part.sum(dim=1, keepdim=True) - 1
     earned_by_others = earned.sum(dim=1, keepdim=True) - earned
     baseline = earned_by_others / others.clamp(min=1)
@@ -73,7 +77,9 @@ def zero_variance(rewards: Tensor, group: int) -> Tensor:
 
 def has_signal(rewards: Tensor, group: int, baseline: Baseline = "group") -> Tensor:
     """(N,) whether an episode takes part, and the rewards that it is compared with are not all equal."""
-    compared = rewards.numel() if baseline == "batch" else group
+    compared = group
+    if baseline == "batch":
+        compared = rewards.numel()
     is_equal = zero_variance(rewards, compared)
     repeats = rewards.numel() // len(is_equal)
     is_equal_to_compared = is_equal.repeat_interleave(repeats)  # (N,)
@@ -82,7 +88,8 @@ def has_signal(rewards: Tensor, group: int, baseline: Baseline = "group") -> Ten
 
 def _deviation(grouped: Tensor) -> Tensor:
     """(B,) sample deviations of the rewards that are not NaN; 0 for fewer than two."""
-    count = (~grouped.isnan()).sum(dim=1)
+    takes_part = ~grouped.isnan()
+    count = takes_part.sum(dim=1)
     mean = grouped.nanmean(dim=1, keepdim=True)
     centred = (grouped - mean).nan_to_num(0.0)
     squares = (centred**2).sum(dim=1)

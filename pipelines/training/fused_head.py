@@ -29,20 +29,26 @@ class LogProbs(torch.autograd.Function):
         """From hidden states (N, H), a head's weight (V, H), labels (N,) and 1 / temperature."""
         log_probs = hidden.new_empty(len(hidden), dtype=torch.float32)
         normalizers = torch.empty_like(log_probs)
-        entropies = torch.empty_like(log_probs) if "entropy" in outputs else None
-        hits = torch.empty_like(labels, dtype=torch.bool) if "is_top1" in outputs else None
+        entropies = None
+        if "entropy" in outputs:
+            entropies = torch.empty_like(log_probs)
+        hits = None
+        if "is_top1" in outputs:
+            hits = torch.empty_like(labels, dtype=torch.bool)
         for rows in _tiles(hidden, weight):
             logits = (hidden[rows] @ weight.T).float().mul_(inv_t)
             if hits is not None:
                 hits[rows] = logits.argmax(1) == labels[rows]
             normalizers[rows] = logits.logsumexp(1)
             log_ps = logits.sub_(normalizers[rows].unsqueeze(1))
-            log_probs[rows] = log_ps.gather(1, labels[rows].unsqueeze(1)).squeeze(1)
+            label_log_ps = log_ps.gather(1, labels[rows].unsqueeze(1))  # (n, 1)
+            log_probs[rows] = label_log_ps.squeeze(1)
             if entropies is not None:
                 entropies[rows] = -(log_ps.exp() * log_ps).sum(1)
         ctx.save_for_backward(hidden, weight, labels, normalizers)
         ctx.inv_t = inv_t
-        ctx.mark_non_differentiable(*(values for values in (entropies, hits) if values is not None))
+        watched = [values for values in (entropies, hits) if values is not None]
+        ctx.mark_non_differentiable(*watched)
         return log_probs, entropies, hits
 
     @staticmethod
@@ -58,7 +64,8 @@ class LogProbs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         for rows in _tiles(hidden, weight):
             tile = (hidden[rows] @ weight.T).float().mul_(ctx.inv_t)
-            tile = tile.sub_(normalizers[rows].unsqueeze(1)).exp_().mul_(-scales[rows])
+            tile.sub_(normalizers[rows].unsqueeze(1)).exp_()  # p
+            tile.mul_(-scales[rows])
             tile.scatter_add_(1, labels[rows].unsqueeze(1), scales[rows])
             grad_hidden[rows] = tile.to(weight.dtype) @ weight
             grad_weight.addmm_(tile.T, hidden[rows].float())
@@ -90,7 +97,8 @@ class FusedHead:
         if len(weight) > SMALL_VOCABULARY:
             supported.add("is_top1")
         is_plain = bias is None and softcap is None and scale == 1.0
-        if hidden.device.type != "cpu" or not is_plain or not supported.issuperset(outputs):
+        is_supported = is_plain and supported.issuperset(outputs)
+        if hidden.device.type != "cpu" or not is_supported:
             values: Tensors = ChunkedLogProbFunction.apply(
                 hidden, weight, bias, labels, temperature, chunk_size, softcap, scale, outputs
             )

@@ -49,15 +49,18 @@ def prefix_order(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """(B,) the order of rows (B, T) in which rows that begin alike are neighbours."""
     rows = []
     for ids, mask in zip(input_ids.tolist(), attention_mask.tolist(), strict=True):
-        rows.append(list(itertools.compress(ids, mask)))
+        tokens = itertools.compress(ids, mask)
+        rows.append(list(tokens))
     order = sorted(range(len(rows)), key=rows.__getitem__)
     return torch.tensor(order, device=input_ids.device)
 
 
 def shared_prefix_lengths(ids: Tensor, lengths: Tensor) -> Tensor:
     """(B,) the tokens that each row (B, T), padded on the right, shares with the start of the row before it."""
-    inside = torch.arange(ids.size(1), device=ids.device) < lengths.unsqueeze(1)
-    is_shared = (ids[1:] == ids[:-1]) & inside[1:] & inside[:-1]
+    columns = torch.arange(ids.size(1), device=ids.device)
+    inside = columns < lengths.unsqueeze(1)
+    is_equal = ids[1:] == ids[:-1]
+    is_shared = is_equal & inside[1:] & inside[:-1]
     n_shared = is_shared.cumprod(1).sum(1)  # (B - 1,) up to the first token that differs
     return torch.cat([lengths.new_zeros(1), n_shared])
 
@@ -74,7 +77,8 @@ def regroup(
         generation[name] = value
         if value.ndim:  # a number without rows is that of the whole generation
             generation[name] = torch.cat([batch[name] for batch in batches])
-    order = prefix_order(*prompt_and_completion(generation))
+    ids, mask = prompt_and_completion(generation)
+    order = prefix_order(ids, mask)
     is_trained = has_gradient(generation)[order]
     order = torch.cat([order[is_trained], order[~is_trained]])
     batch_size = len(order) // len(batches)
@@ -109,7 +113,8 @@ def split_by_tokens(
         shared = shared_prefix_lengths(ids, lengths)
     starts = [0]
     tokens = 0  # the current part's
-    for number, (length, n_shared) in enumerate(zip(lengths.tolist(), shared.tolist(), strict=True)):
+    counts = zip(lengths.tolist(), shared.tolist(), strict=True)
+    for number, (length, n_shared) in enumerate(counts):
         tokens += length - 1 - max(0, n_shared - 1)
         if tokens > max_tokens and number > starts[-1]:
             starts.append(number)
@@ -123,7 +128,8 @@ def split_rows_evenly(rows: Tensor, count: int) -> tuple[list[Tensor], int]:
     DistributedDataParallel and ZeRO-3 talk in each forward: a process with fewer of them would leave the others waiting
     for ever. So the count follows from what all processes have alike, and not from the rows that are left.
     """
-    parts = list(torch.tensor_split(rows, min(count, len(rows))))
+    n_parts = min(count, len(rows))
+    parts = list(torch.tensor_split(rows, n_parts))
     repeats = count - len(parts)
     return parts + [rows[:1]] * repeats, repeats
 
@@ -174,10 +180,12 @@ def scatter_rows(parts: Sequence[TokenScores], rows: Tensor, total: int) -> Toke
         return joined.new_zeros(total, joined.size(1)).index_copy(0, rows, joined)
 
     logps = scatter([part.logps for part in parts])
-    entropies = [part.entropies for part in parts if part.entropies is not None]
-    aux_losses = [part.aux_loss for part in parts if part.aux_loss is not None]
-    return TokenScores(
-        logps=logps,
-        entropies=scatter(entropies) if entropies else None,
-        aux_loss=torch.stack(aux_losses).mean() if aux_losses else None,
-    )
+    entropies = None
+    part_entropies = [part.entropies for part in parts if part.entropies is not None]
+    if part_entropies:
+        entropies = scatter(part_entropies)
+    aux_loss = None
+    part_aux_losses = [part.aux_loss for part in parts if part.aux_loss is not None]
+    if part_aux_losses:
+        aux_loss = torch.stack(part_aux_losses).mean()
+    return TokenScores(logps, entropies, aux_loss)

@@ -25,20 +25,20 @@ class MuonAdamW(torch.optim.Optimizer):
         optimizer: Optimizer,
         lr_rest: float | None = None,
     ) -> None:
-        muon = torch.optim.Muon(list(matrices), lr=optimizer.lr, weight_decay=optimizer.weight_decay)
-        self._adamw = torch.optim.AdamW(
-            list(rest),
-            lr=optimizer.lr if lr_rest is None else lr_rest,
-            betas=optimizer.betas,
-            weight_decay=optimizer.weight_decay,
-        )
+        if lr_rest is None:
+            lr_rest = optimizer.lr
+        decay = optimizer.weight_decay
+        muon = torch.optim.Muon(list(matrices), lr=optimizer.lr, weight_decay=decay)
+        self._adamw = torch.optim.AdamW(list(rest), lr=lr_rest, betas=optimizer.betas, weight_decay=decay)
         groups = [*muon.param_groups, *self._adamw.param_groups]
         super().__init__(groups, {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """One step of both."""
-        loss = None if closure is None else closure()
+        loss = None
+        if closure is not None:
+            loss = closure()
         muon, *rest = self.param_groups
         self._adamw.param_groups = rest
         self._adamw.state = self.state
@@ -107,7 +107,8 @@ def broadcast_from(owner: int, tensors: Sequence[torch.Tensor]) -> None:
     distributed.broadcast(flat, owner)
     if owner == distributed.get_rank():
         return
-    pieces = torch.split(flat, [tensor.nbytes for tensor in tensors])
+    sizes = [tensor.nbytes for tensor in tensors]
+    pieces = torch.split(flat, sizes)
     for tensor, piece in zip(tensors, pieces, strict=True):
         aligned = piece.clone()
         tensor.copy_(aligned.view(tensor.dtype).reshape(tensor.shape))
@@ -131,7 +132,9 @@ def orthogonal(
 
     def to_bfloat16(product: torch.Tensor) -> torch.Tensor:
         rounded = product.bfloat16()
-        return rounded.float() if rounds else rounded
+        if rounds:
+            return rounded.float()
+        return rounded
 
     a, b, c = coefficients
     is_tall = updates.size(1) > updates.size(2)
@@ -143,9 +146,11 @@ def orthogonal(
         x = x.mT
     for _ in range(steps):
         gram = to_bfloat16(x @ x.mT)
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = to_bfloat16(torch.baddbmm(x, to_bfloat16(polynomial), x, beta=a))
-    return x.mT if is_tall else x
+        polynomial = to_bfloat16(torch.baddbmm(gram, gram, gram, beta=b, alpha=c))
+        x = to_bfloat16(torch.baddbmm(x, polynomial, x, beta=a))
+    if is_tall:
+        return x.mT
+    return x
 
 
 def assign_to_ranks(matrices: Sequence[nn.Parameter], ranks: int) -> list[list[nn.Parameter]]:

@@ -52,25 +52,22 @@ class Attention:
         k = key[0].transpose(0, 1).to(v.dtype)
         n_queries = [rows * queries for rows, queries, _ in self.sizes]
         n_keys = [rows * keys for rows, _, keys in self.sizes]
-        by_group = zip(
-            self.sizes,
-            self.masks,
-            torch.split(q.index_select(0, self.queries), n_queries),
-            torch.split(k.index_select(0, self.keys), n_keys),
-            torch.split(v.index_select(0, self.keys), n_keys),
-            strict=True,
-        )
+        group_queries = torch.split(q.index_select(0, self.queries), n_queries)
+        group_keys = torch.split(k.index_select(0, self.keys), n_keys)
+        group_values = torch.split(v.index_select(0, self.keys), n_keys)
+        by_group = zip(self.sizes, self.masks, group_queries, group_keys, group_values, strict=True)
         multiplies = v.device.type == "cpu" and v.dtype == torch.bfloat16 and not settings["dropout"]
         outputs = []
         for (n_rows, _, _), mask, *tensors in by_group:
-            by_row = [tensor.view(n_rows, -1, *tensor.shape[1:]).transpose(1, 2) for tensor in tensors]
+            by_row = [tensor.unflatten(0, (n_rows, -1)).transpose(1, 2) for tensor in tensors]
             if multiplies and type(mask) is Tensor:  # a long row's mask is only described
                 row_query, row_key, row_value = by_row
                 output = short_attention(row_query, row_key, row_value, mask, settings["scaling"])
             else:
                 output, _ = sdpa_attention_forward(module, *by_row, mask, is_causal=mask is None, **settings)
             outputs.append(output.flatten(0, 1))  # (R * Q, H, D)
-        return torch.cat(outputs).index_select(0, self.order)[None]
+        joined = torch.cat(outputs)
+        return joined.index_select(0, self.order)[None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +95,8 @@ def supports_packing(network: Any) -> bool:
     else:
         sees_all = getattr(config, "sliding_window", None) is None
     is_replaceable = bool(getattr(network, "_supports_attention_backend", False))
-    return sees_all and is_replaceable and config._attn_implementation in ("sdpa", NAME)
+    uses_sdpa = config._attn_implementation in ("sdpa", NAME)
+    return sees_all and is_replaceable and uses_sdpa
 
 
 def use_packed_attention(network: Any) -> None:
@@ -139,7 +137,8 @@ class PackedRowsModel:
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **_: Any) -> FusedCausalLMOutput:
         """Log-probabilities, entropies and top-1 hits of the labels, (B, T - 1) each, 0 where a label is -100."""
         scored = labels[:, 1:] != UNSCORED  # no token predicts the first one
-        packed = pack(input_ids, attention_mask, input_ids.size(1) - 1, scored)
+        n_predicted = input_ids.size(1) - 1
+        packed = pack(input_ids, attention_mask, n_predicted, scored)
         self.computed += packed.input_ids.numel()
         output = packed_output(self._model, packed)
         return FusedCausalLMOutput(
@@ -175,21 +174,32 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion: int, scored: Ten
     shared = shared_prefix_lengths(ids, lengths)
     first = (shared - 1).clamp(min=0)  # (B,)
     end = lengths - 1  # (B,)
-    is_laid_out = (columns >= first.unsqueeze(1)) & (columns < end.unsqueeze(1))  # (B, T)
-    flat = (is_laid_out.flatten().cumsum(0) - 1).view_as(is_laid_out).clamp(min=0)  # (B, T)
-    keys = flat.gather(0, _last_row(first.unsqueeze(1) <= columns))  # (B, T) position of each token's key
+    is_from_first = columns >= first.unsqueeze(1)  # (B, T)
+    is_laid_out = is_from_first & (columns < end.unsqueeze(1))  # (B, T)
+    n_laid_out = is_laid_out.flatten().cumsum(0)  # (B * T,) tokens up to each one
+    flat = (n_laid_out - 1).clamp(min=0).view_as(is_laid_out)  # (B, T)
+    # (B, T) position of each token's key
+    keys = flat.gather(0, _last_row(is_from_first))
     # (B, T) position of the token that predicts each one
-    predictors = flat.roll(1, 1).gather(0, _last_row(shared.unsqueeze(1) <= columns))
+    is_past_shared = columns >= shared.unsqueeze(1)
+    predictors = flat.roll(1, 1).gather(0, _last_row(is_past_shared))
 
     prompt_lengths = attention_mask[:, :-completion].sum(1, keepdim=True)
     completion_columns = prompt_lengths + torch.arange(completion, device=ids.device)  # (B, C)
-    places = predictors.gather(1, completion_columns.clamp(max=ids.size(1) - 1))  # (B, C)
+    completion_columns = completion_columns.clamp(max=ids.size(1) - 1)  # columns past the end are padding
+    places = predictors.gather(1, completion_columns)  # (B, C)
     tokens = ids[is_laid_out]
     positions = columns.expand_as(is_laid_out)[is_laid_out]
     labels = torch.full_like(tokens, UNSCORED)
-    labels[places[scored]] = input_ids[:, -completion:][scored]
-    attention = _attention(flat, keys, first, end)
-    return Packed(tokens[None], positions[None], labels[None], places[order.argsort()], attention)
+    completion_ids = input_ids[:, -completion:]
+    labels[places[scored]] = completion_ids[scored]
+    return Packed(
+        input_ids=tokens[None],
+        position_ids=positions[None],
+        labels=labels[None],
+        places=places[order.argsort()],  # in the order in which the rows came
+        attention=_attention(flat, keys, first, end),
+    )
 
 
 def _last_row(holds: Tensor) -> Tensor:
@@ -210,20 +220,25 @@ def _attention(flat: Tensor, keys: Tensor, first: Tensor, end: Tensor) -> Attent
     masks = []
     outputs = []  # positions of the real tokens in the concatenated outputs of all groups
     offset = 0
-    for members in _rows_of_like_size((end - first).tolist(), end.tolist()):
+    n_queries = end - first
+    for members in _rows_of_like_size(n_queries.tolist(), end.tolist()):
         rows = torch.tensor(members, device=flat.device)
         start = first[rows].unsqueeze(1)  # (R, 1)
         stop = end[rows].unsqueeze(1)  # (R, 1)
-        steps = torch.arange(int((stop - start).max()), device=flat.device)  # (Q,)
-        key_columns = torch.arange(int(stop.max()), device=flat.device)  # (K,)
+        most_queries = int(n_queries[rows].max())
+        most_keys = int(stop.max())
+        steps = torch.arange(most_queries, device=flat.device)  # (Q,)
+        key_columns = torch.arange(most_keys, device=flat.device)  # (K,)
         # Padding repeats the row's last token; its output is never read.
         query_columns = torch.minimum(start + steps, stop - 1)  # (R, Q)
-        group_queries.append(flat[rows].gather(1, query_columns).flatten())
-        group_keys.append(keys[rows, : len(key_columns)].flatten())
-        sizes.append((len(members), len(steps), len(key_columns)))
+        query_places = flat[rows].gather(1, query_columns)  # (R, Q)
+        group_queries.append(query_places.flatten())
+        group_keys.append(keys[rows, :most_keys].flatten())
+        sizes.append((len(members), most_queries, most_keys))
         masks.append(_causal_mask(query_columns, key_columns))
-        is_real = (steps < stop - start).flatten()
-        outputs.append(offset + is_real.nonzero().flatten())
+        is_real = steps < stop - start  # (R, Q)
+        real_places = is_real.flatten().nonzero().flatten()
+        outputs.append(offset + real_places)
         offset += query_columns.numel()
     queries = torch.cat(group_queries)
     real = torch.cat(outputs)
@@ -245,7 +260,11 @@ def _rows_of_like_size(n_queries: Sequence[int], n_keys: Sequence[int]) -> list[
         most_keys = max(most_keys, n_keys[row])
         area += n_queries[row] * n_keys[row]
         row_area = most_queries * most_keys
-        if groups and row_area < LONG and (len(groups[-1]) + 1) * row_area <= SPARE * area:
+        is_alike = False
+        if groups and row_area < LONG:
+            padded_area = row_area * (len(groups[-1]) + 1)
+            is_alike = padded_area <= SPARE * area
+        if is_alike:
             groups[-1].append(row)
         else:
             groups.append([row])

@@ -65,8 +65,11 @@ def track_mask(agent_mask: Sequence[int], turn_ends: Sequence[int], turns: int) 
     """(T,) the agent's tokens of the first `turns` turns (TRUST-SQL, 3.4: a track ends at its turn T_k)."""
     end = 0
     if turns and turn_ends:
-        end = turn_ends[min(turns, len(turn_ends)) - 1]
-    return [mask if index < end else 0 for index, mask in enumerate(agent_mask)]
+        last_turn = min(turns, len(turn_ends)) - 1
+        end = turn_ends[last_turn]
+    mask = list(agent_mask[:end])
+    n_later = len(agent_mask) - len(mask)
+    return mask + [0] * n_later
 
 
 def read_plan_data(path: Path, kind: type[Record]) -> list[Record]:
@@ -226,7 +229,8 @@ def schedule(pool: int, questions: int, generations: int, seed: int, order: str 
         while len(waiting) < questions:
             rng = np.random.default_rng((seed, epoch))
             fresh = rng.permutation(pool).tolist()
-            waiting += sorted(fresh, key=set(waiting).__contains__)  # questions that still wait come last
+            is_waiting = set(waiting).__contains__
+            waiting += sorted(fresh, key=is_waiting)  # questions that still wait come last
             epoch += 1
         indices += waiting[:questions]
         waiting = waiting[questions:]

@@ -31,14 +31,17 @@ class ShortAttention(torch.autograd.Function):
         n_key_heads, n_keys = key.shape[1:3]
         sharing = n_heads // n_key_heads
         # The heads that share keys stand below each other: one product serves them all.
-        queries = (query * scale).reshape(n_rows, n_key_heads, sharing * n_queries, width)
+        scaled = query * scale
+        queries = scaled.reshape(n_rows, n_key_heads, sharing * n_queries, width)
         scores = queries @ key.transpose(2, 3)
         by_head = scores.view(n_rows, n_key_heads, sharing, n_queries, n_keys)
-        by_head.masked_fill_(~sees.unsqueeze(1), -torch.inf)
+        is_hidden = ~sees.unsqueeze(1)
+        by_head.masked_fill_(is_hidden, -torch.inf)
         probabilities = torch.softmax(scores, -1)
         ctx.save_for_backward(queries, key, value, probabilities)
         ctx.scale = scale
-        return (probabilities @ value).view_as(query)
+        outputs = probabilities @ value
+        return outputs.view_as(query)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -49,9 +52,10 @@ class ShortAttention(torch.autograd.Function):
         grad_value = probabilities.transpose(2, 3) @ gradient
         grad_probabilities = gradient @ value.transpose(2, 3)
         grad_scores = torch._softmax_backward_data(grad_probabilities, probabilities, -1, probabilities.dtype)
-        grad_query = (grad_scores @ key).mul_(ctx.scale).view(shape)
+        grad_queries = grad_scores @ key
+        grad_queries.mul_(ctx.scale)
         grad_key = grad_scores.transpose(2, 3) @ queries
-        return grad_query, grad_key, grad_value, None, None
+        return grad_queries.view(shape), grad_key, grad_value, None, None
 
 
 def short_attention(query: Tensor, key: Tensor, value: Tensor, sees: Tensor, scale: float) -> Tensor:
