@@ -84,8 +84,12 @@ class Protocol(abc.ABC):
             )
         self.config = config
         self.brief = config.is_brief
-        self.cell_chars = UNCUT if config.cell_chars is None else config.cell_chars
-        self.observation_chars = UNCUT if config.observation_chars is None else config.observation_chars
+        self.cell_chars = UNCUT
+        if config.cell_chars is not None:
+            self.cell_chars = config.cell_chars
+        self.observation_chars = UNCUT
+        if config.observation_chars is not None:
+            self.observation_chars = config.observation_chars
         self.strict = config.format == "strict"  # whether more than the tags counts
         self.prompt_file = self.prompts / f"{self.name}_{config.prompt}.txt"
         self.agent = (self.thought, *actions)  # names of the tags that the agent may write.
@@ -99,17 +103,23 @@ class Protocol(abc.ABC):
 
     def is_thinking(self, text: str) -> bool:
         """Whether a turn's text ends inside an open `<think>` block: a closing tag that it holds ends nothing."""
-        return self.thought == THINK and text.rfind(f"<{THINK}>") > text.rfind(f"</{THINK}>")
+        opened = text.rfind(f"<{THINK}>")
+        closed = text.rfind(f"</{THINK}>")
+        return self.thought == THINK and opened > closed
 
     def prompt(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
         """The first messages as (role, text); roles are "system" and "user" (and "assistant" in a synthetic turn).
 
         They are the protocol's prompt file with the question's values and `extra`; texts from outside are defused.
         """
-        question = example.in_context((" ; ", " ; ")) if self.brief else example.in_context()
-        no_evidence = "" if self.brief else "None"
-        view = self.config.schema_view
-        note = "filtered" if example.prompt_context.fitted_schema is not None else view
+        question = example.in_context()
+        no_evidence = "None"
+        if self.brief:
+            question = example.in_context((" ; ", " ; "))
+            no_evidence = ""
+        note: str = self.config.schema_view
+        if example.prompt_context.fitted_schema is not None:
+            note = "filtered"
         values = {
             "engine": DIALECTS[example.database.engine].title,
             "database": observations.defuse(example.database.id),
@@ -147,7 +157,8 @@ class Protocol(abc.ABC):
     def _prompt_sections(self) -> Mapping[str, string.Template]:
         if not self.prompt_file.is_file():
             start = f"{self.name}_"
-            known = [file.stem.removeprefix(start) for file in sorted(self.prompts.glob(f"{start}*.txt"))]
+            files = sorted(self.prompts.glob(f"{start}*.txt"))
+            known = [file.stem.removeprefix(start) for file in files]
             problem = f"protocol.prompt={self.config.prompt}: the protocol {self.name} has no such prompt"
             raise RecipeError(problem, _known_names(self.config.prompt, known))
         _check_prompt(self.prompt_file, self.sections, self.placeholders)
@@ -160,19 +171,23 @@ class Protocol(abc.ABC):
             return ""
         if view == "names":
             return observations.defuse(render(schema, "names"))
-        context = example.prompt_context
-        keep = context.linked_schema if view == "filtered" else context.fitted_schema
-        if view == "filtered" and keep is None:
+        if view != "filtered":
+            return self._rendered_schema(example, schema, example.prompt_context.fitted_schema)
+        linked = example.prompt_context.linked_schema
+        if linked is None:
             hint = "Run the schema linker first, or set protocol.schema_view=full"
             raise DataError(f"example {example.id!r} has no linked schema", hint)
-        return self._rendered_schema(example, schema, keep)
+        return self._rendered_schema(example, schema, linked)
 
     def _rendered_schema(self, example: Example, schema: Schema, keep: SchemaItems | None = None) -> str:
         """The tables and columns as the prompt writes them, or only some of them."""
-        style: Style = "compact" if self.brief else self.config.schema_style
+        style: Style = self.config.schema_style
+        if self.brief:
+            style = "compact"
         if not self._has_mentions:
             schema = prompt_schema.with_question_values(example, schema)
-        return observations.defuse(render(schema, style, keep))
+        text = render(schema, style, keep)
+        return observations.defuse(text)
 
     @functools.cached_property
     def _has_mentions(self) -> bool:
@@ -180,12 +195,14 @@ class Protocol(abc.ABC):
 
         There they stand behind the schema, which then is the same for all questions of a database.
         """
-        return any("mentions" in template.get_identifiers() for template in self.read_prompt().values())
+        templates = self.read_prompt().values()
+        return any("mentions" in template.get_identifiers() for template in templates)
 
     def _mentions(self, example: Example, schema: Schema) -> str:
         """The stored values that the question mentions, as conditions; "" if there are none."""
         stored_values = example.prompt_context.values or ()
-        return observations.defuse("; ".join(value_conditions(schema, stored_values)))
+        conditions = value_conditions(schema, stored_values)
+        return observations.defuse("; ".join(conditions))
 
     @abc.abstractmethod
     def parse(self, text: str) -> Action:
@@ -193,7 +210,9 @@ class Protocol(abc.ABC):
 
     def query(self, action: Action) -> str | None:
         """The SQL to execute for an action; None if there is nothing to execute (the final answer included)."""
-        return action.content if action.kind in EXECUTED else None
+        if action.kind in EXECUTED:
+            return action.content
+        return None
 
     def observe(self, action: Action, result: ExecutionResult | None, turns_left: int) -> str:
         """The text of the user message that follows an action; `result` is None if nothing was executed."""
@@ -217,25 +236,35 @@ class Protocol(abc.ABC):
 
         The schema track ends with the proposal (TRUST-SQL, 3.4): the last of several; without one it has all.
         """
-        tracks = {"full": len(trajectory.turns)}
+        n_turns = len(trajectory.turns)
+        tracks = {"full": n_turns}
         if ActionKind.PROPOSE in self.kinds.values():
+            tracks["schema"] = n_turns
             last = knowledge.proposed_turn(trajectory)
-            tracks["schema"] = len(trajectory.turns) if last is None else last + 1
+            if last is not None:
+                tracks["schema"] = last + 1
         return tracks
 
     def _body(self, action: Action, result: ExecutionResult | None) -> str:
         """A result as the recipe's limits allow, an error message if it did not run, or the answer without a result."""
-        if result is None and action.kind is ActionKind.PROPOSE:
-            return " noted" if self.brief else self.noted
         if result is None:
-            return " invalid" if self.brief else self.faults.get(action.format_error, self.invalid)
+            return self._body_without_result(action)
         limits = (self.config.observation_rows, self.cell_chars, self.observation_chars)
         if self.as_json and not self.brief:
-            return observations.json_text(observations.json_records(result, *limits))
+            records = observations.json_records(result, *limits)
+            return observations.json_text(records)
         if not result.ok:
             start = " error " if self.brief else "Error executing SQL: "
             return start + observations.error_text(result, self.cell_chars)
         return observations.text_table(result, *limits, brief=self.brief)
+
+    def _body_without_result(self, action: Action) -> str:
+        """The answer to a proposal, or to a malformed turn."""
+        if action.kind is ActionKind.PROPOSE:
+            return " noted" if self.brief else self.noted
+        if self.brief:
+            return " invalid"
+        return self.faults.get(action.format_error, self.invalid)
 
     def _respond(self, body: str) -> str:
         """An observation's text between the environment's tags."""
@@ -314,9 +343,8 @@ def _check_placeholders(path: Path, role: str, text: string.Template, placeholde
         raise RecipeError(f"{path}: a $ in [{role}] names nothing", hint)
     for name in text.get_identifiers():
         if name not in placeholders:
-            raise RecipeError(
-                f"{path}: [{role}] has an unknown placeholder ${name}", _known_names(name, placeholders, "$")
-            )
+            hint = _known_names(name, placeholders, "$")
+            raise RecipeError(f"{path}: [{role}] has an unknown placeholder ${name}", hint)
 
 
 def _known_names(name: str, known: Sequence[str], sign: str = "") -> str:

@@ -50,11 +50,7 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], thought: s
         environment: names of the tags that only the environment writes.
         thought: the tag of the reasoning block; in `THINK`, other tags are text.
     """
-    # The one end-of-turn marker that a policy may leave at the end is no part of the turn.
-    stripped = text.rstrip()
-    last = stripped.rfind("<") if stripped.endswith(">") else -1
-    if last >= 0 and _MARKER.fullmatch(stripped, last):
-        text = stripped[:last]
+    text = _without_marker(text)
     if not text.strip():
         return Scan((), error="empty_turn")
     if not is_valid_unicode(text):
@@ -69,7 +65,8 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], thought: s
     for match in re.finditer(rf"<(?P<close>/?)(?P<name>{names})>|{CHAT_MARKER}", text):
         name = match["name"]
         closing = match["close"] == "/"
-        if name is not None and opened == thought == THINK and not (closing and name == THINK):
+        ends_thinking = closing and name == THINK
+        if name is not None and opened == thought == THINK and not ends_thinking:
             continue
         error = None
         if name is None:
@@ -88,12 +85,26 @@ def scan(text: str, agent: Sequence[str], environment: Sequence[str], thought: s
             opened = ""
             end = match.end()
         else:
-            stray = stray or bool(text[end : match.start()].strip())
+            if text[end : match.start()].strip():
+                stray = True
             opened = name
             start = match.end()
     if opened:
         return Scan(tuple(blocks), stray, "unclosed_tag")
-    return Scan(tuple(blocks), stray or bool(text[end:].strip()))
+    if text[end:].strip():
+        stray = True
+    return Scan(tuple(blocks), stray)
+
+
+def _without_marker(text: str) -> str:
+    """A turn's text without the one end-of-turn marker that a policy may leave behind it."""
+    stripped = text.rstrip()
+    if not stripped.endswith(">"):
+        return text
+    start = stripped.rfind("<")
+    if start < 0 or not _MARKER.fullmatch(stripped, start):
+        return text
+    return stripped[:start]
 
 
 def reasoning_error(scan: Scan, tag: str, demanded: bool, strict: bool) -> str | None:
@@ -176,4 +187,6 @@ def close_tag(text: str, stops: tuple[str, ...], matched: object) -> str:
             opening = stop.replace("</", "<", 1)
             stop_of[text.rfind(opening)] = stop
     last = max(stop_of, default=-1)
-    return text + stop_of[last] if last >= 0 else text
+    if last < 0:
+        return text
+    return text + stop_of[last]

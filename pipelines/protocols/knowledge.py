@@ -29,6 +29,7 @@ PHASES: Mapping[Phase, ActionKind] = {
     "generate": ActionKind.GENERATE,
     "confirm": ActionKind.SOLUTION,
 }
+_SCHEMA_KEYS = ({"tables", "columns"}, {"tables", "columns", "joins"})  # keys that a proposal in JSON may have
 _WORD = re.compile(r"\w+")
 _LOOK = re.compile(
     r"\s*(?:pragma\s+(?:\w+\s*\.\s*)?(?P<pragma>\w+)(?:\s*\(\s*['\"`\[]?(?P<table>\w+))?"
@@ -76,8 +77,9 @@ def proposed(trajectory: Trajectory) -> SchemaItems | None:
 
 def proposal(tables: Sequence[str], columns: Mapping[str, Sequence[str]], joins: Sequence[Any] = ()) -> str:
     """A proposed schema as an action's content, one canonical JSON text; its tables are those of both arguments."""
+    all_tables = dict.fromkeys((*tables, *columns))
     value: dict[str, Any] = {
-        "tables": list(dict.fromkeys((*tables, *columns))),
+        "tables": list(all_tables),
         "columns": {table: list(names) for table, names in columns.items()},
     }
     if joins:
@@ -99,14 +101,17 @@ def read_schema(text: str, brief: bool) -> tuple[str, str | None]:
         value = tools.json_value(text)
         if value is None:
             return "", "bad_json"
-    if not isinstance(value, Mapping) or not {"tables", "columns"} <= set(value) <= {"tables", "columns", "joins"}:
+    if not isinstance(value, Mapping) or set(value) not in _SCHEMA_KEYS:
         return "", "bad_schema"
     tables = value["tables"]
     columns = value["columns"]
     joins = value.get("joins", [])
-    if not isinstance(columns, Mapping) or not isinstance(joins, list) or not (tables or columns):
+    if not isinstance(columns, Mapping) or not isinstance(joins, list):
         return "", "bad_schema"
-    if not all(map(_is_list_of_names, (tables, *columns.values()))):
+    if not tables and not columns:
+        return "", "bad_schema"
+    lists_of_names = (tables, *columns.values())
+    if not all(map(_is_list_of_names, lists_of_names)):
         return "", "bad_schema"
     content = proposal(tables, columns, joins)
     if not is_valid_unicode(content):
@@ -140,7 +145,8 @@ def _read_brief(text: str) -> Any:
 
 def write_schema(content: str, brief: bool) -> str:
     """A proposal as an agent writes it."""
-    if read_schema(content, brief=False)[1]:
+    _, error = read_schema(content, brief=False)
+    if error:
         raise ValueError("not a proposed schema")
     value = json.loads(content)
     if not brief:
@@ -148,7 +154,8 @@ def write_schema(content: str, brief: bool) -> str:
     clauses = []
     for table in value["tables"]:
         names = value["columns"].get(table, [])
-        clauses.append(f"{table} : {' , '.join(names)}".rstrip(" :"))
+        clause = " , ".join(names)
+        clauses.append(f"{table} : {clause}".rstrip(" :"))
     return " ; ".join(clauses)
 
 
@@ -289,8 +296,8 @@ def lists_everything(sql: str) -> bool:
     if not _reads_catalogue(tokens):
         return False
     pairs = list(itertools.pairwise(tokens))
-    n_catalogue = sum(_CATALOGUE.fullmatch(token) is not None for token in tokens)
-    is_info_of_all = n_catalogue > 1 and any("_INFO" in token for token in tokens)
+    of_catalogue = [token for token in tokens if _CATALOGUE.fullmatch(token)]
+    is_info_of_all = len(of_catalogue) > 1 and any("_INFO" in token for token in tokens)
     has_details = not {"SQL", "COLUMNS", "DUCKDB_COLUMNS"}.isdisjoint(tokens)
     lists_columns = is_info_of_all or has_details or ("SELECT", "*") in pairs
     names_table = any(token in _TABLE_NAMES and behind in ("=", "IN", "LIKE") for token, behind in pairs)

@@ -10,6 +10,7 @@ under headings, their lines are indented, so that none of them can be a heading 
 """
 
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -34,8 +35,9 @@ def defuse(text: str) -> str:
 
 def _seen(sign: str) -> str:
     """A character, or its escape if nobody sees it."""
-    is_seen = sign in _KEPT or unicodedata.category(sign) not in _UNSEEN
-    return sign if is_seen else _escape(sign)
+    if sign in _KEPT or unicodedata.category(sign) not in _UNSEEN:
+        return sign
+    return _escape(sign)
 
 
 def under_headings(sections: Iterable[tuple[str, str]]) -> str:
@@ -44,7 +46,8 @@ def under_headings(sections: Iterable[tuple[str, str]]) -> str:
     """
     paragraphs = []
     for heading, text in sections:
-        indented = "\n".join(f"    {line}" for line in defuse(text).splitlines())
+        lines = defuse(text).splitlines()
+        indented = "\n".join(f"    {line}" for line in lines)
         paragraphs.append(f"{heading}:\n{indented}")
     return "\n\n".join(paragraphs)
 
@@ -65,8 +68,10 @@ def cell(value: Scalar, limit: int) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
-        cut_mark = CUT if len(value) > limit // 2 else ""
-        return f"x'{value[: limit // 2].hex()}{cut_mark}'"
+        digits = value[: limit // 2].hex()
+        if len(digits) < 2 * len(value):
+            digits += CUT
+        return f"x'{digits}'"
     text = text_of(value)
     if text == "":
         return "''"
@@ -79,7 +84,9 @@ def cell(value: Scalar, limit: int) -> str:
 
 def _printable(sign: str) -> str:
     """A character, or its escape if it does not print, such as a line break."""
-    return sign if sign.isprintable() else _escape(sign)
+    if sign.isprintable():
+        return sign
+    return _escape(sign)
 
 
 def text_table(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int, brief: bool = False) -> str:
@@ -127,9 +134,16 @@ def json_text(value: Any) -> str:
     r"""JSON in which no text can begin a tag: `<` is `\u003c` where `defuse` would escape it; nothing unprintable."""
     dumped = json.dumps(value, ensure_ascii=False)
     if not dumped.isprintable():
-        signs = [sign if sign.isprintable() else json.dumps(sign)[1:-1] for sign in dumped]
-        dumped = "".join(signs)
+        dumped = "".join(map(_json_sign, dumped))
     return _OPENING.sub(lambda match: f"\\u{ord(match[0]):04x}", dumped)
+
+
+def _json_sign(sign: str) -> str:
+    """A character of a JSON text, or its escape if it does not print."""
+    if sign.isprintable():
+        return sign
+    quoted = json.dumps(sign)
+    return quoted[1:-1]
 
 
 def json_records(result: ExecutionResult, rows: int, cell_chars: int, total_chars: int) -> dict[str, Any]:
@@ -163,11 +177,17 @@ def json_records(result: ExecutionResult, rows: int, cell_chars: int, total_char
 
 
 def _json_cell(value: Scalar, limit: int) -> Any:
-    if value is None or (isinstance(value, int) and value.bit_length() <= LONGEST_INTEGER):
+    if value is None:
+        return None
+    if isinstance(value, int) and value.bit_length() <= LONGEST_INTEGER:
         return value
     if isinstance(value, float):
-        return value if value - value == 0.0 else str(value)
+        if math.isfinite(value):
+            return value
+        return str(value)
     if isinstance(value, bytes):
         return cell(value, limit)
     text = text_of(value)
-    return text if len(text) <= limit else text[:limit] + CUT
+    if len(text) > limit:
+        text = text[:limit] + CUT
+    return text

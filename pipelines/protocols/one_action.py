@@ -44,9 +44,13 @@ class OneAction(Protocol):
         scanned = scan(text, self.agent, self.environment, self.thought)
         actions = [block for block in scanned.blocks if block.tag in self.kinds]
         reasoning = "".join(scanned.bodies(self.thought)[:1])
-        if scanned.error or len(actions) != 1:
-            count_error = "two_actions" if actions else "no_action"
-            return Action(ActionKind.INVALID, reasoning=reasoning, format_error=scanned.error or count_error)
+        error = scanned.error
+        if error is None and not actions:
+            error = "no_action"
+        if error is None and len(actions) > 1:
+            error = "two_actions"
+        if error is not None:
+            return Action(ActionKind.INVALID, reasoning=reasoning, format_error=error)
         (block,) = actions
         read_content, _ = self.forms.get(block.tag, PLAIN)
         sql, content_fault = read_content(block.body)

@@ -90,7 +90,8 @@ class Phases(Protocol):
 
     def prompt(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
         """The first messages; prefilled, a synthetic exploring turn and the whole schema follow (section 4.3)."""
-        messages = super().prompt(example, schema, max_turns, actions=self._instructions(), names=", ".join(self.kinds))
+        names = ", ".join(self.kinds)
+        messages = super().prompt(example, schema, max_turns, actions=self._instructions(), names=names)
         if self.config.schema_view != "prefill":
             return messages
         look = Action(ActionKind.EXPLORE, WHOLE_CATALOGUE, "I look at the whole schema first.")
@@ -106,7 +107,10 @@ class Phases(Protocol):
         if self.brief:
             return ""
         sections = self.read_prompt()
-        texts = [sections[phase].template.strip() for phase in self.options.phases if phase in sections]
+        texts = []
+        for phase in self.options.phases:
+            if phase in sections:
+                texts.append(sections[phase].template.strip())
         return "\n\n".join(texts)
 
     def parse(self, text: str) -> Action:
@@ -127,9 +131,10 @@ class Phases(Protocol):
         if kind is None or error:
             return Action(ActionKind.INVALID, reasoning=reasoning, format_error=error)
         fault = reasoning_error(scanned, self.thought, self.config.reasoning, self.strict)
-        tags = [block.tag for block in scanned.blocks]
-        if self.strict and not fault and tags.index("action") > tags.index(CONTENT[kind]):
-            fault = "wrong_order"
+        if fault is None and self.strict:
+            tags = [block.tag for block in scanned.blocks]
+            if tags.index("action") > tags.index(CONTENT[kind]):
+                fault = "wrong_order"
         return Action(kind, content, reasoning, fault)
 
     def _named_kind(self, scanned: Scan) -> tuple[ActionKind | None, str | None]:
@@ -137,14 +142,18 @@ class Phases(Protocol):
         if scanned.error is not None:
             return None, scanned.error
         names = scanned.bodies("action")
-        if len(names) != 1:
-            return None, "two_actions" if names else "no_action"
+        if not names:
+            return None, "no_action"
+        if len(names) > 1:
+            return None, "two_actions"
         kind = self.kinds.get(names[0])
         if kind is None:
             return None, "unknown_action"
         contents = [block.tag for block in scanned.blocks if block.tag in TAGS]
-        if len(contents) != 1:
-            return None, "two_contents" if contents else "missing_content"
+        if not contents:
+            return None, "missing_content"
+        if len(contents) > 1:
+            return None, "two_contents"
         if contents[0] != CONTENT[kind]:
             return None, "wrong_content"
         return kind, None
@@ -161,7 +170,8 @@ class Phases(Protocol):
             content, error = wrapping.read_plain(body, self.options.fence)
         elif not self.brief:
             content, error = tools.read_call(body)
-        if not error and self.options.probes_only and kind is ActionKind.EXPLORE and not is_probe(content):
+        must_be_probe = self.options.probes_only and kind is ActionKind.EXPLORE
+        if must_be_probe and not error and not is_probe(content):
             error = "not_a_probe"
         return content, error
 

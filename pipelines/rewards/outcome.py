@@ -43,23 +43,35 @@ def make_outcomes(
     questions = [examples[trajectory.example_id] for trajectory in trajectories]
     pairs = []
     for example, trajectory in zip(questions, trajectories, strict=True):
-        pairs.append(Pair.of(example, trajectory.final_sql))
+        pair = Pair.of(example, trajectory.final_sql)
+        pairs.append(pair)
     verdicts = sql.verdicts(pairs, [equality])
     broken = []
-    for verdict, trajectory in zip(verdicts, trajectories, strict=True):
-        broken.append(verdict.broken or trajectory.stop is StopReason.BROKEN)
+    unbroken = []
+    for pair, verdict, trajectory in zip(pairs, verdicts, trajectories, strict=True):
+        is_broken = verdict.broken or trajectory.stop is StopReason.BROKEN
+        broken.append(is_broken)
+        if not is_broken:
+            unbroken.append(pair)
 
     analysis = Analysis(schemas, gold_schemas)
+    reads_schema = "schema" in reads
     reads_gold_items = "gold_schema" in reads and gold_schemas is None
-    if "schema" in reads or reads_gold_items:
-        unbroken = [pair for pair, is_broken in zip(pairs, broken, strict=True) if not is_broken]
-        analysis.parse_queries(unbroken, predicted="schema" in reads)
-    level_of = levels(questions) if "level" in reads else {}
+    if reads_schema or reads_gold_items:
+        analysis.parse_queries(unbroken, reads_schema)
+    level_of: dict[str, Hardness] = {}
+    if "level" in reads:
+        level_of = levels(questions)
     outcomes = []
     for trajectory, example, verdict, is_broken in zip(trajectories, questions, verdicts, broken, strict=True):
-        readable = () if is_broken else reads  # The database of a broken one may be gone.
+        readable = reads
+        if is_broken:
+            readable = ()  # Its database may be gone.
         predicted_schema = None
         gold_items = None
+        gold_schema = None
+        if "gold_schema" in readable:
+            gold_schema = analysis.gold(example)
         if "schema" in readable:
             predicted_schema = analysis.items(trajectory.final_sql, example.database)
             gold_items = analysis.items(example.gold_sql, example.database)
@@ -80,7 +92,7 @@ def make_outcomes(
             max_turns=max_turns,
             predicted_schema=predicted_schema,
             gold_items=gold_items,
-            gold_schema=analysis.gold(example) if "gold_schema" in readable else None,
+            gold_schema=gold_schema,
             predicted_bigrams=predicted_bigrams,
             gold_bigrams=gold_bigrams,
         )
@@ -145,21 +157,29 @@ class Analysis:
                 schema_of[database] = self.schemas(database)
         for query in gold:
             cached = _GOLD_ITEMS.get(query)
-            if cached is not None and cached[0] == schema_of[query[0]]:
-                self._items[query] = cached[1]
+            if cached is None:
+                continue
+            schema, items = cached
+            database, _ = query
+            if schema == schema_of[database]:
+                self._items[query] = items
 
         new = [query for query in queries if query not in self._items]
         requests = [(sql, schema_of[database], analyst.reading(database)) for database, sql in new]
         if len(_GOLD_ITEMS) > MAX_CACHED_GOLD:
             _GOLD_ITEMS.clear()
-        for query, items in zip(new, analyst.schema_items(requests), strict=True):
-            self._items[query] = items
-            if query in gold and items is not None:
-                _GOLD_ITEMS[query] = (schema_of[query[0]], items)
+        parsed = analyst.schema_items(requests)
+        for query, new_items in zip(new, parsed, strict=True):
+            self._items[query] = new_items
+            if query in gold and new_items is not None:
+                database, _ = query
+                _GOLD_ITEMS[query] = (schema_of[database], new_items)
 
     def items(self, sql: str | None, database: Database) -> SchemaItems | None:
         """Tables and columns of a query that was parsed; None without a query, or if it does not parse."""
-        return self._items[database, sql] if sql else None
+        if not sql:
+            return None
+        return self._items[database, sql]
 
     def gold(self, example: Example) -> SchemaItems | None:
         if self.gold_schemas is not None:

@@ -73,7 +73,9 @@ def read_grade(text: str | None, scale: float = 2.0) -> float | None:
     if match is None:
         return None
     grade = float(match[1]) / scale
-    return grade if math.isfinite(grade) and 0.0 <= grade <= 1.0 else None
+    if not 0.0 <= grade <= 1.0:
+        return None
+    return grade
 
 
 def grade(
@@ -169,7 +171,8 @@ class Rubric:
             reads.update(REWARDS[name].reads)
         unknown = sorted(reads - ANALYSES)
         if unknown:
-            raise RecipeError(f"a reward term reads {', '.join(unknown)}", f"There are: {', '.join(sorted(ANALYSES))}")
+            known = ", ".join(sorted(ANALYSES))
+            raise RecipeError(f"a reward term reads {', '.join(unknown)}", f"There are: {known}")
         self.terms = tuple(terms)
         self.reads = frozenset(reads)
         self.tracks: tuple[str, ...] = tuple(dict.fromkeys(("full", *tracks)))
@@ -204,7 +207,8 @@ class Rubric:
             if entry.wrong is None or entry.right is None:
                 return None
             worst_right = min(term.weight * value for value in entry.right)
-            margin += worst_right - max(term.weight * value for value in entry.wrong)
+            best_wrong = max(term.weight * value for value in entry.wrong)
+            margin += worst_right - best_wrong
         return margin
 
 
@@ -218,10 +222,11 @@ def _payments(term: RewardTerm, outcome: Outcome) -> list[float]:
     if term.term == "judge" and not term.weight:  # it is never asked: the program's grade stands in its place
         options = {**options, "by": STATIC}
     n_turns = max(1, len(outcome.trajectory.turns))
+    unpaid_turns = [0.0] * (n_turns - 1)
     try:
         paid = entry.pay(outcome, **options)
         if not entry.by_turn:
-            paid = [0.0] * (n_turns - 1) + [paid]
+            paid = [*unpaid_turns, paid]
         values = [float(value) for value in paid]
         if len(values) != n_turns:
             raise ValueError(f"it pays for {len(values)} turns of {n_turns}")
@@ -232,21 +237,24 @@ def _payments(term: RewardTerm, outcome: Outcome) -> list[float]:
         is_ours = Path(file).parent == Path(__file__).parent
         if is_ours or isinstance(error, SqltrainError):
             raise  # an author reads one line, but a fault of ours needs its traceback
-        raise RecipeError(
-            f"reward term {term.term!r} fails on question {outcome.example_id}: {type(error).__name__}: {error}",
-            f"Look at {_line_of(error, file)}.",
-        ) from error
+        kind = type(error).__name__
+        problem = f"reward term {term.term!r} fails on question {outcome.example_id}: {kind}: {error}"
+        raise RecipeError(problem, f"Look at {_line_of(error, file)}.") from error
     return values
 
 
 def _file_of(function: Callable[..., object]) -> str:
     """The file that defines a function; a word for one without code of its own."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return "its plug-in" if code is None else str(code.co_filename)
+    if code is None:
+        return "its plug-in"
+    return str(code.co_filename)
 
 
 def _line_of(error: Exception, file: str) -> str:
     """The file, with the line of it that an error came through last."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == file]
-    return f"{file}, line {lines[-1]}" if lines else file
+    if not lines:
+        return file
+    return f"{file}, line {lines[-1]}"

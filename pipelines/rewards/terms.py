@@ -35,8 +35,9 @@ def turns(outcome: Outcome, easy: int = 2, medium: int = 3, unanswered: bool = F
     forced one included; an episode without a final SQL has no finishing turn and gets 0, unless `unanswered` pays it
     by its last turn as equation 7 is written.
     """
-    finished = len(outcome.trajectory.turns)  # t
-    if outcome.trajectory.final_sql is None and not unanswered:
+    trajectory = outcome.trajectory
+    finished = len(trajectory.turns)  # t
+    if trajectory.final_sql is None and not unanswered:
         return 0.0
     if outcome.hardness == "easy":
         return float(finished <= easy)
@@ -95,7 +96,8 @@ def judge(outcome: Outcome, by: str = "static", scale: Annotated[float, Field(gt
 
 def static_grade(outcome: Outcome) -> float:
     """A program's grade in [0, 1], for runs without an endpoint: mean of runs or not, schema and bigram similarity."""
-    return (syntax(outcome) + schema(outcome) + bigram(outcome)) / 3
+    total = syntax(outcome) + schema(outcome) + bigram(outcome)
+    return total / 3
 
 
 # --- Ours: paid turn by turn -----------------------------------------------------------------------------------------
@@ -107,10 +109,14 @@ def turn_faults(outcome: Outcome, cost: float = 0.1) -> list[float]:
     trajectory = outcome.trajectory
     if not trajectory.turns:
         return [0.0]
-    faulty = [turn.action.format_error is not None or not _ran_well(turn) for turn in trajectory.turns]
+    faulty = [_is_malformed(turn) or not _ran_well(turn) for turn in trajectory.turns]
     if trajectory.final_sql is not None and not outcome.executable:
         faulty[-1] = True  # no turn has run it: else an answer would cost less than a query that tries it
     return [-cost if is_faulty else 0.0 for is_faulty in faulty]
+
+
+def _is_malformed(turn: Turn) -> bool:
+    return turn.action.format_error is not None
 
 
 def _ran_well(turn: Turn) -> bool:
@@ -126,7 +132,9 @@ def skyrl(outcome: Outcome, malformed: float = -1.0, wrong: float = 0.0, right: 
     """-1 for a bad format, 0 for a wrong answer, 1 for a right one (SkyRL-SQL, 4.1)."""
     if not outcome.trajectory.well_formed:
         return malformed
-    return right if outcome.correct else wrong
+    if outcome.correct:
+        return right
+    return wrong
 
 
 # --- TRUST-SQL, section 3.3 ------------------------------------------------------------------------------------------
@@ -137,7 +145,9 @@ def trust_exec(outcome: Outcome, right: float = 1.0, runs: float = 0.2, fails: f
     """1.0 if right, 0.2 if it runs but is wrong, 0.0 if it does not run (TRUST-SQL, equation 1)."""
     if outcome.correct:
         return right
-    return runs if outcome.executable else fails
+    if outcome.executable:
+        return runs
+    return fails
 
 
 @reward("trust_format", reads=())
@@ -196,7 +206,9 @@ def trust_schema(outcome: Outcome, match: Literal["exact", "recall", "dense"] = 
 @reward("mtir_format", reads=())
 def mtir_format(outcome: Outcome, value: float = 0.1) -> float:
     """0.1 for the right format, else -0.1 (MTIR-SQL, equation 5)."""
-    return value if outcome.trajectory.well_formed else -value
+    if outcome.trajectory.well_formed:
+        return value
+    return -value
 
 
 @reward("mtir_exec", reads=())
@@ -204,7 +216,9 @@ def mtir_exec(outcome: Outcome, value: float = 0.1) -> float:
     """0.1 if the final SQL runs, -0.1 if it does not, 0 when the format is wrong (MTIR-SQL, equation 6)."""
     if not outcome.trajectory.well_formed:
         return 0.0
-    return value if outcome.executable else -value
+    if outcome.executable:
+        return value
+    return -value
 
 
 @reward("mtir_result", reads=())
@@ -217,15 +231,18 @@ def mtir_result(outcome: Outcome, value: float = 1.0, unread: float = 0.0) -> fl
     """
     if not outcome.trajectory.well_formed or not outcome.executable:
         return unread
-    return value if outcome.correct else -value
+    if outcome.correct:
+        return value
+    return -value
 
 
 def jaccard(left: Set[Any], right: Set[Any]) -> float:
     """|A and B| / |A or B|; 0 for two empty sets, which say nothing."""
-    union = len(left | right)
+    union = left | right
     if not union:
         return 0.0
-    return len(left & right) / union
+    shared = left & right
+    return len(shared) / len(union)
 
 
 def table_and_column_set(schema: SchemaItems) -> frozenset[str | tuple[str, str]]:
