@@ -62,8 +62,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
             Fault(
                 "the group's and the batch's deviation exchanged",
-                'compared = grouped if scale == "group" else',
-                'compared = grouped if scale != "group" else',
+                'if scale == "group":\n            compared = grouped',
+                'if scale != "group":\n            compared = grouped',
             ),
             Fault("no epsilon", "centred / (spread + EPS)", "centred / spread"),
             Fault(
@@ -76,8 +76,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             Fault("rewards of earlier turns, not of later ones", ".flip(1).cumsum(1).flip(1)", ".cumsum(1)"),
             Fault(
                 "the turn's own reward counted with the others",
-                "(is_paid.sum(dim=1, keepdim=True) - 1).clamp(min=0)",
-                "is_paid.sum(dim=1, keepdim=True).clamp(min=0)",
+                "last_turn = (n_paid - 1).clamp(min=0)",
+                "last_turn = n_paid.clamp(min=0)",
             ),
             Fault(
                 "the episode counted with the others",
@@ -119,13 +119,13 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
             Fault(
                 "a turn behind the last one that is paid",
-                "values[turn] if turn < paid_turns else 0.0",
-                "values[turn] if turn <= paid_turns else 0.0",
+                "if turn < paid_turns:",
+                "if turn <= paid_turns:",
             ),
             Fault("more turns with an end than with a reward", "min(len(ends), len(values))", "len(ends)"),
             Fault(
                 "advantages that begin at the prompt",
-                "first = length - len(split_prompt(paid.trajectory, 0)[1])",
+                "first = length - len(completion)",
                 "first = 0",
             ),
         ],
@@ -202,8 +202,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "training/micro_batches.py::rows_with_gradient": [
             Fault(
                 "observations count as tokens with a gradient",
-                ' * inputs.get("tool_mask", 1)\n    has_gradient =',
-                "\n    has_gradient =",
+                "full_mask = full_track_mask(inputs)",
+                'full_mask = inputs["completion_mask"]',
             ),
             Fault(
                 "both tracks needed for a gradient",
@@ -242,8 +242,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "training/grpo_trainer.py::GrpoTrainer._corrected": [
             Fault(
                 "old log-probabilities of rows without a forward",
-                '["old_per_token_logps"].masked_fill(~rows.unsqueeze(1), 0.0)',
-                '["old_per_token_logps"]',
+                "old.masked_fill(~rows.unsqueeze(1), 0.0)",
+                "old",
             ),
         ],
         "training/micro_batches.py::select_rows": [
@@ -280,8 +280,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "training/grpo_trainer.py::GrpoTrainer._observe": [
             Fault(
                 "rows left out that KL or schema need",
-                "self._old_rows = None if self.beta or self.grpo.lambda_schema else",
-                "self._old_rows =",
+                "if self.beta or self.grpo.lambda_schema:",
+                "if False:",
             ),
         ],
         "training/grpo_trainer.py::GrpoTrainer._track": [
@@ -294,14 +294,12 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "protocols/base.py::Protocol.track_turns": [
             Fault(
                 "the schema track without the proposing turn",
-                "if last is None else last + 1\n        return tracks",
-                "if last is None else last\n        return tracks",
+                'tracks["schema"] = last + 1',
+                'tracks["schema"] = last',
             ),
         ],
         "training/samples.py::track_mask": [
-            Fault(
-                "the token behind a turn in its track", "[mask if index < end else 0", "[mask if index <= end else 0"
-            ),
+            Fault("the token behind a turn in its track", "list(agent_mask[:end])", "list(agent_mask[: end + 1])"),
         ],
     },
     "packing": {
@@ -323,12 +321,14 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "predictors = flat.gather(",
             ),
             Fault(
-                "labels one place early", "labels[places[scored]] = input_ids", "labels[places[scored] - 1] = input_ids"
+                "labels one place early",
+                "labels[places[scored]] = completion_ids",
+                "labels[places[scored] - 1] = completion_ids",
             ),
             Fault(
                 "the order of the rows not undone",
-                "labels[None], places[order.argsort()]",
-                "labels[None], places[order]",
+                "places=places[order.argsort()]",
+                "places=places[order]",
             ),
         ],
         "training/packing.py::_causal_mask": [
@@ -744,14 +744,12 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "protocols/base.py::Protocol.is_thinking": [
             Fault(
                 "a turn without thoughts taken for an open one",
-                'text.rfind(f"<{THINK}>") > text',
-                'text.rfind(f"<{THINK}>") >= text',
+                "opened > closed",
+                "opened >= closed",
             ),
         ],
         "protocols/one_action.py::OneAction.parse": [
-            Fault(
-                "two actions in a turn", "if scanned.error or len(actions) != 1:", "if scanned.error or not actions:"
-            ),
+            Fault("two actions in a turn", "if error is None and len(actions) > 1:", "if False:"),
             Fault("faults of form counted if not strict", "if fault is None and self.strict:", "if fault is None:"),
         ],
         "rollout/episode.py::Rules.prompt": [
@@ -771,8 +769,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "protocols/observations.py::_json_cell": [
             Fault(
                 "numbers that JSON does not know",
-                "return value if value - value == 0.0 else str(value)",
-                "return value",
+                "if math.isfinite(value):",
+                "if True:",
             ),
         ],
         "protocols/one_action.py::React.observe": [
@@ -811,8 +809,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
             Fault(
                 "text behind the last block",
-                "return Scan(tuple(blocks), stray or bool(text[end:].strip()))",
-                "return Scan(tuple(blocks), stray)",
+                "if text[end:].strip():",
+                "if False:",
             ),
         ],
         "protocols/blocks.py::truncate_at_stop": [
@@ -823,7 +821,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
         ],
         "protocols/phases.py::Phases._named_kind": [
-            Fault("two contents in a turn", "if len(contents) != 1:", "if not contents:"),
+            Fault("two contents in a turn", "if len(contents) > 1:", "if False:"),
         ],
         "protocols/tools.py::read_fence": [
             Fault("a fence within a fence", 'if "```" in inner:\n', "if False:\n"),
@@ -903,8 +901,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "rollout/episode.py::Episode.accept": [
             Fault(
                 "one turn more than the cap",
-                "len(self.turns) >= self._rules.max_turns and not self._rules.forced_final",
-                "len(self.turns) > self._rules.max_turns and not self._rules.forced_final",
+                "is_at_cap = len(self.turns) >= self._rules.max_turns",
+                "is_at_cap = len(self.turns) > self._rules.max_turns",
             ),
         ],
         "rollout/episode.py::Episode.next_request": [
@@ -917,8 +915,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "rollout/episode.py::Episode.trajectory": [
             Fault(
                 "the episode's end at its start",
-                "if self._ends and self._codec else len(self._ids)",
-                "if self._ends and self._codec else 0",
+                "end = len(self._ids)",
+                "end = 0",
             ),
         ],
     },
@@ -955,11 +953,11 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         ],
         "rewards/outcome.py::make_outcomes": [
             Fault(
-                "a broken episode scored", "verdict.broken or trajectory.stop is StopReason.BROKEN)", "verdict.broken)"
+                "a broken episode scored", "verdict.broken or trajectory.stop is StopReason.BROKEN", "verdict.broken"
             ),
             Fault(
                 "predictions parsed without need",
-                'analysis.parse_queries(unbroken, predicted="schema" in reads)',
+                "analysis.parse_queries(unbroken, reads_schema)",
                 "analysis.parse_queries(unbroken)",
             ),
             Fault(
@@ -971,20 +969,20 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "rewards/outcome.py::Analysis.parse_queries": [
             Fault(
                 "items of another schema",
-                "if cached is not None and cached[0] == schema_of[query[0]]:",
-                "if cached is not None:",
+                "if schema == schema_of[database]:",
+                "if True:",
             ),
             Fault(
                 "gold items of a query that does not parse",
-                "if query in gold and items is not None:",
+                "if query in gold and new_items is not None:",
                 "if query in gold:",
             ),
         ],
         "rewards/terms.py::mtir_result": [
             Fault(
                 "a wrong answer paid like a right one",
-                "return value if outcome.correct else -value",
-                "return value if outcome.correct else value",
+                "return value\n    return -value",
+                "return value\n    return value",
             ),
             Fault(
                 "a failing query graded",
@@ -1012,8 +1010,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "rewards/terms.py::static_grade": [
             Fault(
                 "the wrong divisor of a mean",
-                "schema(outcome) + bigram(outcome)) / 3",
-                "schema(outcome) + bigram(outcome)) / 2",
+                "return total / 3",
+                "return total / 2",
             ),
         ],
         "rewards/terms.py::turn_faults": [
@@ -1023,15 +1021,15 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "rewards/terms.py::skyrl": [
             Fault(
                 "right and wrong exchanged",
-                "return right if outcome.correct else wrong",
-                "return wrong if outcome.correct else right",
+                "if outcome.correct:\n        return right\n    return wrong",
+                "if outcome.correct:\n        return wrong\n    return right",
             ),
         ],
         "rewards/terms.py::trust_exec": [
             Fault(
                 "running and failing exchanged",
-                "return runs if outcome.executable else fails",
-                "return fails if outcome.executable else runs",
+                "if outcome.executable:\n        return runs\n    return fails",
+                "if outcome.executable:\n        return fails\n    return runs",
             ),
         ],
         "rewards/terms.py::trust_format": [
@@ -1050,27 +1048,27 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "rewards/terms.py::mtir_format": [
             Fault(
                 "no penalty for a malformed turn",
-                "return value if outcome.trajectory.well_formed else -value",
-                "return value if outcome.trajectory.well_formed else 0.0",
+                "return value\n    return -value",
+                "return value\n    return 0.0",
             ),
         ],
         "rewards/terms.py::mtir_exec": [
             Fault(
                 "no penalty for a query that fails",
-                "return value if outcome.executable else -value",
-                "return value if outcome.executable else 0.0",
+                "return value\n    return -value",
+                "return value\n    return 0.0",
             ),
         ],
         "rewards/panel.py::Rubric.margin": [
             Fault(
                 "the best of the right answers",
-                "worst_right = min(term.weight * value for",
-                "worst_right = max(term.weight * value for",
+                "worst_right = min(",
+                "worst_right = max(",
             ),
-            Fault("the least of the wrong answers", "margin += worst_right - max(", "margin += worst_right - min("),
+            Fault("the least of the wrong answers", "best_wrong = max(", "best_wrong = min("),
         ],
         "rewards/panel.py::_payments": [
-            Fault("the first turn paid", "[0.0] * (n_turns - 1) + [paid]", "[paid] + [0.0] * (n_turns - 1)"),
+            Fault("the first turn paid", "paid = [*unpaid_turns, paid]", "paid = [paid, *unpaid_turns]"),
         ],
         "rewards/outcome.py::_measured_levels": [
             Fault("the level of a failed worker cached", 'if level != "extra":  # which', "if True:  # which"),
@@ -1086,7 +1084,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         ],
         "rewards/panel.py::read_grade": [
             Fault("a grade without its scale", "grade = float(match[1]) / scale", "grade = float(match[1])"),
-            Fault("a grade of 0 is none", "0.0 <= grade <= 1.0 else None", "0.0 < grade <= 1.0 else None"),
+            Fault("a grade of 0 is none", "if not 0.0 <= grade <= 1.0:", "if not 0.0 < grade <= 1.0:"),
         ],
         "rewards/panel.py::_grades": [
             Fault(

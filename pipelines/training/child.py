@@ -51,9 +51,10 @@ def main(arguments: list[str]) -> int:
         if plan.recipe.model.lora is None or plan.recipe.model.lora.bits is None:
             sys.modules.setdefault("bitsandbytes", None)  # type: ignore[arg-type]  # PEFT would import it for seconds
         _prepare(plan, emit)
-        importlib.import_module(f"pipelines.training.{plan.kind}").train(plan, data, emit)
+        stage = importlib.import_module(f"pipelines.training.{plan.kind}")
+        stage.train(plan, data, emit)
     except Exception as error:
-        known = error if isinstance(error, SqltrainError) else _named(error, plan)
+        known = _named(error, plan)
         if known is None:
             raise
         emit({"event": "error", "kind": type(known).__name__, "message": known.message, "hint": known.hint})
@@ -69,32 +70,47 @@ def _prepare(plan: Plan, emit: Any) -> None:
     from pipelines.rollout.policies.factories import device
     from pipelines.training import trainer
 
+    processes = trainer.world_size()
     place = device(plan.recipe, 0)
+    warning = None
     if place != "cpu":
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        gpus = torch.cuda.device_count()
-        if processes > gpus:
-            raise ResourceError(
-                f"{processes} processes train on this machine, which has {gpus} GPU{'s' if gpus > 1 else ''}",
-                "Lower hardware.processes, or --nproc-per-node in hardware.launch.",
-            )
-        free, total = torch.cuda.mem_get_info(place)  # a vLLM server of this run may have its part already
-        warning = memory.check_memory(plan.recipe, plan.kind, total, trainer.world_size(), free)
-        if warning is not None:
-            emit({"event": "note", "text": warning})
+        warning = _check_gpu(plan, place, processes)
     elif plan.recipe.model.compute_dtype == "bfloat16" and not cpu_multiplies_bfloat16():
-        text = "this processor has no instructions for bfloat16: model.compute_dtype=float32 is faster on it"
-        emit({"event": "note", "text": text})
+        warning = "this processor has no instructions for bfloat16: model.compute_dtype=float32 is faster on it"
+    if warning is not None:
+        emit({"event": "note", "text": warning})
     torch.set_num_threads(plan.recipe.hardware.threads)
-    # On a CPU the process group is opened by hand: transformers gives it no time-out, and DeepSpeed looks for MPI.
-    if place == "cpu" and trainer.world_size() > 1:
-        timeout = timedelta(seconds=plan.recipe.hardware.timeout_s)
-        if plan.recipe.hardware.deepspeed:
-            import deepspeed
+    if place == "cpu" and processes > 1:
+        _open_process_group(plan)
 
-            deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, timeout=timeout)
-        else:
-            torch.distributed.init_process_group("gloo", timeout=timeout)
+
+def _check_gpu(plan: Plan, place: str, processes: int) -> str | None:
+    """Whether the GPUs of this machine are enough; a warning if their memory may be too small."""
+    import torch
+
+    on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count()
+    if on_this_machine > gpus:
+        noun = "GPUs" if gpus > 1 else "GPU"
+        raise ResourceError(
+            f"{on_this_machine} processes train on this machine, which has {gpus} {noun}",
+            "Lower hardware.processes, or --nproc-per-node in hardware.launch.",
+        )
+    free, total = torch.cuda.mem_get_info(place)  # a vLLM server of this run may have its part already
+    return memory.check_memory(plan.recipe, plan.kind, total, processes, free)
+
+
+def _open_process_group(plan: Plan) -> None:
+    """Join the other processes on a CPU: transformers would give the group no time-out, and DeepSpeed look for MPI."""
+    import torch
+
+    timeout = timedelta(seconds=plan.recipe.hardware.timeout_s)
+    if plan.recipe.hardware.deepspeed:
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, timeout=timeout)
+    else:
+        torch.distributed.init_process_group("gloo", timeout=timeout)
 
 
 def cpu_multiplies_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
@@ -104,7 +120,8 @@ def cpu_multiplies_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
     """
     if not cpu_info.is_file():
         return True
-    return not BFLOAT16_FLAGS.isdisjoint(cpu_info.read_text(encoding="utf-8", errors="replace").split())
+    words = cpu_info.read_text(encoding="utf-8", errors="replace").split()
+    return not BFLOAT16_FLAGS.isdisjoint(words)
 
 
 def lost_process(timeout_s: int, words: str) -> TrainingError:
@@ -116,19 +133,23 @@ def lost_process(timeout_s: int, words: str) -> TrainingError:
 
 
 def _named(error: Exception, plan: Plan) -> SqltrainError | None:
-    """Out of memory or a lost process, as an error that names the knob; None for any other error."""
-    import torch
-
+    """The error as a user may read it: ours, a full disk, a lost process or too little memory; None for any other."""
+    if isinstance(error, SqltrainError):
+        return error
     if (full := disk_full(error, plan.out)) is not None:
         return full
-    if isinstance(error, RuntimeError) and any(words in str(error) for words in LOST):
-        return lost_process(plan.recipe.hardware.timeout_s, str(error).splitlines()[0])
-    cpu_text = isinstance(error, RuntimeError) and "not enough memory" in str(error)
-    if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not cpu_text:
+    import torch
+
+    text = str(error)
+    is_runtime_error = isinstance(error, RuntimeError)
+    if is_runtime_error and any(words in text for words in LOST):
+        return lost_process(plan.recipe.hardware.timeout_s, text.splitlines()[0])
+    is_cpu_memory = is_runtime_error and "not enough memory" in text
+    if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not is_cpu_memory:
         return None
     knob = " or ".join(memory.to_lower(plan.recipe, plan.kind))
     return TrainingError(
-        f"out of memory in {plan.kind}: {str(error).splitlines()[0]}",
+        f"out of memory in {plan.kind}: {text.splitlines()[0]}",
         f"Lower {knob}, or set model.lora; training goes on from its last checkpoint.",
     )
 

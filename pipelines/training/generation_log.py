@@ -36,26 +36,33 @@ def episode_metrics(generation: Generation, terms: Sequence[str]) -> dict[str, l
 def _episode_row(paid: PaidEpisode, terms: Sequence[str], is_replaced: bool) -> dict[str, float]:
     trajectory = paid.trajectory
     turns = trajectory.turns
-    is_broken = paid.outcome is None
+    is_correct: float = NAN
+    if paid.outcome is not None:
+        is_correct = paid.outcome.correct
     has_answer = trajectory.final_sql is not None
-    is_first_statement = all(turn.status is None for turn in turns)  # the answer, if there is one
+    is_single_statement: float = NAN
+    if has_answer:
+        is_single_statement = all(turn.status is None for turn in turns)  # no other statement came before it
     row: dict[str, float] = {
         "reward": paid.reward(FULL),
-        "ex": NAN if paid.outcome is None else paid.outcome.correct,
+        "ex": is_correct,
         "turns": len(turns),
         "tokens": sum(trajectory.agent_mask),
         "reasoning_chars": sum(len(turn.action.reasoning) for turn in turns),
         "format_errors": any(turn.action.format_error is not None for turn in turns),
         "no_answer": not has_answer,
         "sql_errors": any(turn.error_class for turn in turns),
-        "single_statement": is_first_statement if has_answer else NAN,
+        "single_statement": is_single_statement,
         "forced": trajectory.forced,
         "replaced": is_replaced,
-        "broken": is_broken,
-        "dropped": not is_broken and paid.rewards is None,
+        "broken": paid.outcome is None,
+        "dropped": paid.outcome is not None and paid.rewards is None,
     }
     for term in terms:
-        row[f"term_{term}"] = NAN if paid.rewards is None else paid.rewards.by_term[term]
+        value = NAN
+        if paid.rewards is not None:
+            value = paid.rewards.by_term[term]
+        row[f"term_{term}"] = value
     return row
 
 
@@ -167,9 +174,11 @@ class StepLog:
         numbers = {f"{OWN}{name}": value for name, value in self.generation.items()}
         for name in LOGGED_ONCE:
             self.generation.pop(name, None)
-        zeros = torch.zeros(4, device=accelerator.device)
-        sums = zeros if self.loss_sums is None else self.loss_sums
-        largest = zeros[0] if self.largest_drift is None else self.largest_drift
+        sums = torch.zeros(4, device=accelerator.device)
+        largest = sums[0]
+        if self.loss_sums is not None and self.largest_drift is not None:
+            sums = self.loss_sums
+            largest = self.largest_drift
         self.loss_sums = None
         self.largest_drift = None
         entropy, tokens, drift, compared = accelerator.reduce(sums, reduction="sum").tolist()

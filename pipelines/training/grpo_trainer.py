@@ -37,6 +37,7 @@ from pipelines.training.generation_log import StepLog, generation_metrics
 from pipelines.training.losses import TrackBatch, ratios, sampler_weights
 from pipelines.training.micro_batches import (
     TokenScores,
+    full_track_mask,
     prefix_order,
     prompt_and_completion,
     regroup,
@@ -158,9 +159,12 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         is_known = True
         for paid in generation.episodes:
             prompt, completion = split_prompt(paid.trajectory, self._tokenizer.pad_token_id)
+            payment = None
+            if paid.rewards is not None:
+                payment = paid.reward(FULL)
             output["prompt_ids"].append(prompt)
             output["completion_ids"].append(completion)
-            output["paid"].append(None if paid.rewards is None else paid.reward(FULL))
+            output["paid"].append(payment)
             logprobs = [0.0] * len(completion)
             if paid.trajectory.logprobs:
                 logprobs = list(paid.trajectory.logprobs[-len(completion) :])
@@ -169,7 +173,9 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             sampled.append(logprobs)
         # All processes give the sampler's log-probabilities, or none does: some policies do not return them.
         is_missing = self.max_over_ranks(int(not is_known))
-        output["logprobs"] = None if is_missing else sampled
+        output["logprobs"] = sampled
+        if is_missing:
+            output["logprobs"] = None
         return output
 
     def _generation(self, prompts: Sequence[str], index: int) -> Generation:
@@ -203,7 +209,9 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         """
         questions = self.grpo.questions_per_step
         weights = None
-        places = None if self.sync is None else self.sync.places
+        places = None
+        if self.sync is not None:
+            places = self.sync.places
         next_one = max(index, ahead.last) + 1
         last_one = index + self.grpo.staleness
         for following in range(next_one, last_one + 1):
@@ -251,7 +259,9 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         self.step_log.add_generation(generation)
         has_signal = self._has_signal(FULL)
         # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.
-        self._old_rows = None if self.beta or self.grpo.lambda_schema else has_signal
+        self._old_rows = has_signal
+        if self.beta or self.grpo.lambda_schema:
+            self._old_rows = None
         terms = [term.term for term in self.plan.recipe.rewards]
         drawn_rewards = self._gathered_rewards(FULL, as_drawn=True)
         metrics = generation_metrics(generation, self.grpo.group, terms, drawn_rewards, self.accelerator)
@@ -277,16 +287,20 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         else:
             output["advantages"] = self._episode_advantages(FULL)
         if self.grpo.lambda_schema:
-            output["schema_advantages"] = self._episode_advantages(SCHEMA)
-            has_signal = self._has_signal(SCHEMA)
-            masks = self.rollouts.masks(self.generation, SCHEMA, has_signal)
-            rows = [torch.tensor(row) for row in masks]
-            mask = pad(rows, padding_value=0, padding_side="right")
-            output["schema_mask"] = mask.to(self.accelerator.device)
-            own_items = output["schema_mask"].sum()
-            output["schema_items"] = self.accelerator.gather(own_items).sum()
+            output |= self._schema_track(self.generation)
         self._old_rows = None
         return output
+
+    def _schema_track(self, generation: Generation) -> dict[str, Tensor]:
+        """The schema track of a generation, as TRL's batch holds it."""
+        values = self._episode_advantages(SCHEMA)
+        has_signal = self._has_signal(SCHEMA)
+        masks = self.rollouts.masks(generation, SCHEMA, has_signal)
+        rows = [torch.tensor(row) for row in masks]
+        mask = pad(rows, padding_value=0, padding_side="right")
+        mask = mask.to(self.accelerator.device)
+        n_tokens = self.accelerator.gather(mask.sum()).sum()
+        return {"schema_advantages": values, "schema_mask": mask, "schema_items": n_tokens}
 
     def _episode_advantages(self, track: str) -> Tensor:
         """(B,) the advantages of this process's episodes on a track."""
@@ -342,8 +356,10 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         if max_tokens is None:
             return [inputs]
         packs = packing.supports_packing(self.accelerator.unwrap_model(model))
-        rows = rows_with_gradient(inputs, self.beta).nonzero().flatten()
-        parts = split_by_tokens(*prompt_and_completion(inputs), rows, max_tokens, packs)
+        has_gradient = rows_with_gradient(inputs, self.beta)
+        rows = has_gradient.nonzero().flatten()
+        ids, mask = prompt_and_completion(inputs)
+        parts = split_by_tokens(ids, mask, rows, max_tokens, packs)
         count = self.max_over_ranks(len(parts))
         parts += [parts[0][:0]] * (count - len(parts))
         if count == 1:
@@ -378,11 +394,13 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         finally:
             self._loss_forward = None
         assert entropies is not None
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1) * rows.unsqueeze(1)
+        mask = full_track_mask(inputs) * rows.unsqueeze(1)
         # Only the first pass over a generation tells how far trainer and sampler are apart: later ones have moved.
         steps = self.args.steps_per_generation
         is_first_pass = self._step % (steps * self.num_iterations) < steps
-        sampled = inputs.get("sampling_per_token_logps") if is_first_pass else None
+        sampled = None
+        if is_first_pass:
+            sampled = inputs.get("sampling_per_token_logps")
         self.step_log.add_loss(logps, entropies, mask, sampled)
         return loss
 
@@ -396,13 +414,16 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         corrected = dict(inputs)
         if "old_per_token_logps" in inputs:
             # The log-probabilities of rows without a forward are 0: against their old ones a ratio may overflow.
-            corrected["old_per_token_logps"] = inputs["old_per_token_logps"].masked_fill(~rows.unsqueeze(1), 0.0)
+            old = inputs["old_per_token_logps"]
+            corrected["old_per_token_logps"] = old.masked_fill(~rows.unsqueeze(1), 0.0)
         weights = self._sampler_weights(logps, corrected)
         if weights is None:
             return corrected
-        corrected["advantages"] = inputs["advantages"].view(len(weights), -1) * weights
+        by_token = inputs["advantages"].view(len(weights), -1)  # (B, 1) or (B, C)
+        corrected["advantages"] = by_token * weights
         if self.grpo.lambda_schema:
-            corrected["schema_advantages"] = inputs["schema_advantages"].view(len(weights), -1) * weights
+            by_token = inputs["schema_advantages"].view(len(weights), -1)
+            corrected["schema_advantages"] = by_token * weights
         return corrected
 
     def _sampler_weights(self, logps: Tensor, inputs: dict[str, Any]) -> Tensor | None:
@@ -415,7 +436,7 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         may_differ = self.sync is not None or self.grpo.staleness > 0  # the sampler from the policy
         if not may_differ or cap is None or sampled is None:
             return None
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        mask = full_track_mask(inputs)
         if "schema_mask" in inputs:  # a row may teach the schema track alone
             mask = torch.maximum(mask, inputs["schema_mask"])
         old = inputs.get("old_per_token_logps", logps)
@@ -426,7 +447,7 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         if self.loss.trl:
             loss: Tensor = super()._compute_loss(model, inputs)
             return loss
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        mask = full_track_mask(inputs)
         track = self._track(logps, inputs, inputs["advantages"], mask, inputs["num_items_in_batch"])
         unpaid = {"advantages": torch.zeros_like(inputs["advantages"])}
         rest: Tensor = super()._compute_loss(model, inputs | unpaid)  # TRL's own objective is 0 without advantages
@@ -451,6 +472,7 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             mask: (B, C) the track's tokens.
         """
         micro_batches = self.current_gradient_accumulation_steps
+        of_generation = self.accelerator.num_processes * self.args.steps_per_generation  # its micro-batches
         old = inputs.get("old_per_token_logps", logps.detach())
         return TrackBatch(
             logps=logps,
@@ -462,7 +484,7 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             generation_tokens=generation_tokens,
             longest_episode=self.max_completion_length,
             micro_batches=micro_batches,
-            generation_share=self.accelerator.num_processes * self.args.steps_per_generation / micro_batches,
+            generation_share=of_generation / micro_batches,
         )
 
     # 9. The forward.

@@ -12,7 +12,9 @@ def require_training_hardware(recipe: Recipe) -> None:
         RecipeError: settings of the hardware that do not go together.
         ResourceError: a missing library or device; another Python (`hardware.python`) reports for itself.
     """
-    bits = recipe.model.lora.bits if recipe.model.lora is not None else None
+    bits = None
+    if recipe.model.lora is not None:
+        bits = recipe.model.lora.bits
     if recipe.hardware.deepspeed and bits:
         raise RecipeError("DeepSpeed shares out no base of 4 bits", "Leave out hardware.deepspeed or model.lora.bits.")
     if recipe.hardware.python is not None:

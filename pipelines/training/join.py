@@ -23,12 +23,14 @@ def main(arguments: list[str]) -> int:
     """Join plan after plan; 0 when the run was asked to stop."""
     if len(arguments) < 2 or not Path(arguments[0]).is_dir():
         raise UserError("name a store that all machines share, and the launcher of hardware.launch", USAGE)
+    store, *launcher = arguments
     joined: set[tuple[Path, int]] = set()
     while True:
-        plan = newest(Path(arguments[0]))
+        plan = newest(Path(store))
         if plan is not None and plan not in joined:
             joined.add(plan)
-            if follow(plan[0], arguments[1:]):
+            path, _ = plan
+            if follow(path, launcher):
                 return 0
         time.sleep(POLL_S)
 
@@ -52,12 +54,12 @@ def follow(path: Path, words: list[str]) -> bool:
         return False
     stop = path.parent / STOP
     changes = {"launch": tuple(words), "processes": 1}
-    launcher = launch.launcher(plan.recipe.hardware.model_copy(update=changes))
+    hardware = plan.recipe.hardware.model_copy(update=changes)
+    command = [*parent_bound_prefix(), *launch.launcher(hardware), "-m", launch.CHILD, str(path)]
+    run_name = path.parent.parent.name
     with on_sigterm(stop.touch, once=True):
-        command = [*parent_bound_prefix(), *launcher, "-m", launch.CHILD, str(path)]
         finished = subprocess.run(command, env=launch.environment(plan), check=False)
-        code = finished.returncode
-        print(f"{path.parent.parent.name}: the launcher left with exit code {code}", flush=True)
+        print(f"{run_name}: the launcher left with exit code {finished.returncode}", flush=True)
         return stop.exists()
 
 

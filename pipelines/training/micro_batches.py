@@ -28,9 +28,14 @@ def prompt_and_completion(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]
     return ids, mask
 
 
+def full_track_mask(inputs: Mapping[str, Tensor]) -> Tensor:
+    """(B, C) the tokens of a batch's full track: the completions' without observations and padding."""
+    return inputs["completion_mask"] * inputs.get("tool_mask", 1)
+
+
 def rows_with_gradient(inputs: Mapping[str, Tensor], beta: float = 0.0) -> Tensor:
     """(B,) which rows have a gradient: a trained token whose advantage is not 0, or a penalty with weight `beta`."""
-    full_mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+    full_mask = full_track_mask(inputs)
     has_gradient = _has_advantage(full_mask, inputs["advantages"])
     if beta:
         has_gradient = full_mask.bool().any(1)

@@ -28,8 +28,17 @@ SAMPLER = "sampler_seconds"  # seconds of a sampler in another process or machin
 WORK = ("generate_seconds", "train_seconds")  # phases in which the device computes; a step without them only trains
 # Dense bfloat16 operations a second, from the vendors' data sheets; the longest name that the device's holds.
 PEAKS = {
-    **{"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "GH200": 989e12, "B200": 2250e12},
-    **{"A100": 312e12, "A40": 149.7e12, "A10": 125e12, "L40S": 362e12, "L4": 121e12, "RTX 4090": 165.2e12},
+    "B200": 2250e12,
+    "GH200": 989e12,
+    "H200": 989e12,
+    "H100": 989e12,
+    "H100 PCIe": 756e12,
+    "A100": 312e12,
+    "A40": 149.7e12,
+    "A10": 125e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "RTX 4090": 165.2e12,
 }
 
 
@@ -41,10 +50,11 @@ class Meter:
         # computed again are not counted.
         self.operations = 0
         for count, is_trained in sizes(network):
-            self.operations += 6 * count if is_trained else 4 * count
-        if device is None:
-            device = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-        self.peak = peak_of(device)
+            operations_each = 6 if is_trained else 4
+            self.operations += operations_each * count
+        if device is None and torch.cuda.is_available():
+            device = torch.cuda.get_device_name()
+        self.peak = peak_of(device or "")
 
     def rates(self, spent: Mapping[str, float]) -> dict[str, float]:
         """`trained_per_s`, `sampled_per_s`, `mfu` (the share of the device's peak in training) and `idle` of a step,
@@ -82,8 +92,11 @@ def peak_of(device: str) -> float | None:
 def sizes(network: Any) -> Iterator[tuple[int, bool]]:
     """For each parameter, how many numbers it has, also if 4 bits hold each, and whether it is trained."""
     for value in network.parameters():
+        count = value.numel()
         packed = getattr(value, "quant_state", None)
-        yield value.numel() if packed is None else packed.shape.numel(), value.requires_grad
+        if packed is not None:
+            count = packed.shape.numel()
+        yield count, value.requires_grad
 
 
 Emit = Callable[[Mapping[str, Any]], None]

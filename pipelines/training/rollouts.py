@@ -207,11 +207,7 @@ class Rollouts:
         Args:
             draw: the number of the generation, and of the attempt; with the row it fixes the episode's seed.
         """
-        requests = []
-        for row, name in enumerate(ids, first):
-            seed = episode_seed(self.recipe.seed, f"{name}\0{draw}", row)
-            sample = row % self.grpo.group
-            requests.append(EpisodeRequest(self.examples[name], sample, seed))
+        requests = self._requests(ids, draw, first)
         started = perf_counter()
         waited_before = self._waiting_s()
         trajectories = self.engine.run(requests)
@@ -233,6 +229,16 @@ class Rollouts:
             "reward_seconds": perf_counter() - rolled,
         }
         return Generation(episodes, episodes, seconds, self.grade.take_used())
+
+    def _requests(self, ids: Sequence[str], draw: str, first: int) -> list[EpisodeRequest]:
+        """The requests of one draw of episodes."""
+        requests = []
+        for row, name in enumerate(ids, first):
+            seed = episode_seed(self.recipe.seed, f"{name}\0{draw}", row)
+            sample = row % self.grpo.group
+            request = EpisodeRequest(self.examples[name], sample, seed)
+            requests.append(request)
+        return requests
 
     def _waiting_s(self) -> float:
         """Seconds that an in-process policy had nothing to decode so far, because all its episodes waited for SQL."""
@@ -316,7 +322,9 @@ def training_policy(plan: Plan, network: Any, tokenizer: Any) -> Policy:
 
 def in_process_policy(recipe: Recipe, network: Any, tokenizer: Any) -> TransformersPolicy:
     """The network under training, or a copy of it, as the policy: float32 weights, products in the compute dtype."""
-    compute = torch.bfloat16 if recipe.model.compute_dtype == "bfloat16" else None
+    compute = None
+    if recipe.model.compute_dtype == "bfloat16":
+        compute = torch.bfloat16
     return TransformersPolicy(network, tokenizer, recipe.rollout.slots, recipe.rollout.deterministic, compute)
 
 
@@ -376,11 +384,15 @@ def token_advantages(by_turn: Tensor, episodes: Sequence[PaidEpisode], width: in
     for row, (paid, values) in enumerate(zip(episodes, by_turn.tolist(), strict=True)):
         ends = paid.trajectory.turn_ends
         length = len(paid.trajectory.token_ids)
-        first = length - len(split_prompt(paid.trajectory, 0)[1])
+        _, completion = split_prompt(paid.trajectory, 0)
+        first = length - len(completion)
         paid_turns = min(len(ends), len(values))  # an episode that takes no part may have more turns than the others
         tokens = []
         for place in range(first, length):
+            advantage = 0.0
             turn = bisect_right(ends, place)
-            tokens.append(values[turn] if turn < paid_turns else 0.0)
+            if turn < paid_turns:
+                advantage = values[turn]
+            tokens.append(advantage)
         spread[row, : len(tokens)] = torch.tensor(tokens)
     return spread

@@ -17,7 +17,7 @@ from pipelines.core.processes import DiesWithParent
 from pipelines.core.types import Example
 from pipelines.environment.core import Environment
 from pipelines.training.plan import Plan
-from pipelines.training.rollouts import Generation, Rollouts, in_process_policy, make_rollouts, server_policy
+from pipelines.training.rollouts import Generation, in_process_policy, make_rollouts, server_policy
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,9 @@ class RolloutsAhead:
 
     def __init__(self, plan: Plan, examples: Sequence[Example], weights: Mapping[str, Tensor] | None) -> None:
         context = torch.multiprocessing.get_context("spawn")
-        copies = 0 if weights is None else plan.recipe.grpo.staleness  # a copy for each generation on its way
-        self._shared = [_shared_copy(weights or {}) for _ in range(copies)]
+        self._shared: list[dict[str, Tensor]] = []  # a copy for each generation on its way
+        if weights is not None:
+            self._shared = [_shared_copy(weights) for _ in range(plan.recipe.grpo.staleness)]
         self._pipe, process_pipe = context.Pipe()
         arguments = (plan.model_dump_json(), list(examples), self._shared, process_pipe)
         self._process = context.Process(target=DiesWithParent(_sample), args=arguments)
@@ -66,8 +67,10 @@ class RolloutsAhead:
         places: Sequence[str] | None = None,  # the servers that have them
     ) -> None:
         """Have a generation sampled, after those begun before, with the weights of `step`."""
-        for name, value in (weights or {}).items():
-            self._shared[generation % len(self._shared)][name].copy_(value)
+        if weights is not None:
+            shared = self._shared[generation % len(self._shared)]
+            for name, value in weights.items():
+                shared[name].copy_(value)
         order = RolloutOrder(list(ids), generation, first, places)
         self._pending.append((order, step))
         self._pipe.send(order)
@@ -87,7 +90,8 @@ class RolloutsAhead:
         if isinstance(generation, Exception):
             raise generation
         assert isinstance(generation, Generation)
-        sampler_seconds = generation.sampler_seconds | {"sampler_seconds": sum(generation.seconds.values())}
+        worked_s = sum(generation.seconds.values())
+        sampler_seconds = generation.sampler_seconds | {"sampler_seconds": worked_s}
         waited = dict.fromkeys(generation.seconds, 0.0)
         waited["generate_seconds"] = perf_counter() - started
         return replace(generation, seconds=waited, sampler_seconds=sampler_seconds, version=step)
@@ -130,7 +134,8 @@ def _sample(plan_json: str, examples: list[Example], shared: list[dict[str, Tens
                     network.load_state_dict(shared[order.generation % len(shared)])
                 else:
                     policy.follow_weights(order.places)
-                pipe.send(replace(_generate(rollouts, order), sampler_seconds=idle_seconds))
+                generation = rollouts.generate(order.ids, order.generation, order.first)
+                pipe.send(replace(generation, sampler_seconds=idle_seconds))
             except SqltrainError as error:
                 pipe.send(error)
 
@@ -143,7 +148,3 @@ def _network_and_policy(plan: Plan) -> tuple[Any, Any]:
     network, tokenizer = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
     network.to(device(plan.recipe, int(os.environ.get("LOCAL_RANK", "0"))))
     return network, in_process_policy(plan.recipe, network, tokenizer)
-
-
-def _generate(rollouts: Rollouts, order: RolloutOrder) -> Generation:
-    return rollouts.generate(order.ids, order.generation, order.first)
