@@ -115,7 +115,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         ],
         "training/rollouts.py::token_advantages": [
             Fault(
-                "a turn's last token given to the next turn", "bisect_right(ends, place)", "bisect_left(ends, place)"
+                "a turn's last token given to the next turn", "bisect_right(ends, index)", "bisect_left(ends, index)"
             ),
             Fault(
                 "a turn behind the last one that is paid",
@@ -1035,8 +1035,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "rewards/terms.py::trust_format": [
             Fault(
                 "one phase is enough",
-                "trajectory.well_formed and demanded <= seen",
-                "trajectory.well_formed and not demanded.isdisjoint(seen)",
+                "trajectory.well_formed and demanded_kinds <= seen_kinds",
+                "trajectory.well_formed and not demanded_kinds.isdisjoint(seen_kinds)",
             ),
             Fault("no rule against malformed turns", "if not is_complete or not is_clean:", "if not is_complete:"),
         ],

@@ -47,9 +47,10 @@ def weight_files(folder: Path) -> list[Path]:
 def _index(folder: Path) -> dict[str, str]:
     """The file of each tensor, as the index has it."""
     try:
-        places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        if places and all(Path(place).name == place for place in places.values()):
-            return dict(places)
+        text = (folder / INDEX).read_text(encoding="utf-8")
+        file_of = json.loads(text)["weight_map"]
+        if file_of and all(Path(file).name == file for file in file_of.values()):
+            return dict(file_of)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise DataError(f"{folder / INDEX} is damaged: it has no map from tensors to files of the folder", AGAIN)
@@ -57,46 +58,57 @@ def _index(folder: Path) -> dict[str, str]:
 
 def require_files(folder: Path) -> None:
     """Hold a folder's files of weights against one another: each is whole, and has each tensor that its index says."""
-    from safetensors import SafetensorError, safe_open
-
     if (folder / ADAPTER_CONFIG).is_file():
         where = "beside whole weights" if (folder / "config.json").is_file() else "alone"
         hint = f"Merge them into the weights; or, if they are no part of it, move {ADAPTER_CONFIG} away."
         raise DataError(f"{folder} holds low-rank adapters {where}", hint)
-    place_of: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for file in weight_files(folder):
-        try:
-            with safe_open(file, "pt") as weights:
-                names = list(weights.keys())
-                kinds = {name: weights.get_slice(name).get_dtype() for name in names}
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"{file} is damaged: {_line(error)}", AGAIN) from None
-        for name in names:
-            if name in place_of:
-                raise DataError(f"{folder} has {name} twice: in {place_of[name]} and in {file.name}", AGAIN)
-            place_of[name] = file.name
+        kinds = _tensor_types(file)
+        for name in kinds:
+            if name in file_of:
+                raise DataError(f"{folder} has {name} twice: in {file_of[name]} and in {file.name}", AGAIN)
+            file_of[name] = file.name
         not_real = sorted(name for name, kind in kinds.items() if not _REAL.match(kind))
         if not_real and not _is_quantized(folder):
             name = not_real[0]
             raise DataError(f"{file}: {name} is {kinds[name]}, which is no type of weights", AGAIN)
-    if place_of and not (folder / SINGLE).is_file():
-        index = _index(folder)
-        for name in sorted(index.keys() | place_of.keys()):
-            if index.get(name) != place_of.get(name):
-                file_there = place_of.get(name, "no file")
-                file_named = index.get(name, "no file")
-                raise DataError(f"{folder}: {name} is in {file_there}, and the index says {file_named}", AGAIN)
-    if HEAD in place_of and _config(folder).get("tie_word_embeddings"):
-        _require_same_head(folder, place_of)
+    if file_of and not (folder / SINGLE).is_file():
+        _require_index(folder, file_of)
+    if HEAD in file_of and _config(folder).get("tie_word_embeddings"):
+        _require_same_head(folder, file_of)
+
+
+def _tensor_types(file: Path) -> dict[str, str]:
+    """The type of each tensor of a file, by its name."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as weights:
+            names = list(weights.keys())
+            return {name: weights.get_slice(name).get_dtype() for name in names}
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{file} is damaged: {_line(error)}", AGAIN) from None
+
+
+def _require_index(folder: Path, file_of: Mapping[str, str]) -> None:
+    """Refuse an index that names other files than those in which the tensors are."""
+    index = _index(folder)
+    for name in sorted(index.keys() | file_of.keys()):
+        file_there = file_of.get(name, "no file")
+        file_named = index.get(name, "no file")
+        if file_there != file_named:
+            raise DataError(f"{folder}: {name} is in {file_there}, and the index says {file_named}", AGAIN)
 
 
 def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{folder / 'config.json'} cannot be read: {_line(error)}", AGAIN) from None
+        raise DataError(f"{file} cannot be read: {_line(error)}", AGAIN) from None
     if not isinstance(values, dict):
-        raise DataError(f"{folder / 'config.json'} is no JSON object", AGAIN)
+        raise DataError(f"{file} is no JSON object", AGAIN)
     return values
 
 
@@ -104,16 +116,17 @@ def _is_quantized(folder: Path) -> bool:
     return "quantization_config" in _config(folder)
 
 
-def _require_same_head(folder: Path, place_of: Mapping[str, str]) -> None:
+def _require_same_head(folder: Path, file_of: Mapping[str, str]) -> None:
     """A head beside `tie_word_embeddings` is the embeddings: some programs would take the one, and some the other."""
     from safetensors import safe_open
 
     def tensor(name: str) -> Any:
-        with safe_open(folder / place_of[name], "pt") as weights:
+        with safe_open(folder / file_of[name], "pt") as weights:
             return weights.get_tensor(name)
 
-    tables = [name for name in place_of if name.endswith("embed_tokens.weight")]
-    if len(tables) != 1 or not tensor(tables[0]).equal(tensor(HEAD)):
+    tables = [name for name in file_of if name.endswith("embed_tokens.weight")]
+    is_same = len(tables) == 1 and tensor(tables[0]).equal(tensor(HEAD))
+    if not is_same:
         raise DataError(
             f"{folder} has a head of its own, {HEAD}, beside tie_word_embeddings: true",
             "Set tie_word_embeddings to false in config.json if the head is meant, else remove that tensor.",
@@ -201,15 +214,16 @@ def require_adapters(folder: Path) -> None:
     if not file.is_file():
         raise DataError(f"{folder} has no {file.name}", AGAIN)
     try:
-        rank = int(json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"])
+        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        rank = int(config["r"])
         with safe_open(file, "pt") as weights:
             shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise DataError(f"the adapters in {folder} are damaged: {_line(error)}", AGAIN) from None
     firsts = [name for name in shapes if ".lora_A." in name]
-    for name in firsts:
-        other = shapes.get(name.replace(".lora_A.", ".lora_B."))
-        if other is None or shapes[name][0] != rank or other[1] != rank:
+    for name in firsts:  # (rank, inputs); its partner is (outputs, rank)
+        partner = shapes.get(name.replace(".lora_A.", ".lora_B."))
+        if partner is None or shapes[name][0] != rank or partner[1] != rank:
             raise DataError(f"the adapters in {folder} are damaged: {name} has no partner of rank {rank}", AGAIN)
     if not firsts or len(firsts) * 2 != len(shapes):
         raise DataError(f"the adapters in {folder} are damaged: {len(shapes)} tensors are no pairs", AGAIN)
@@ -240,7 +254,10 @@ def require_rows(name: str, network: Any, tokenizer: Any) -> None:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    listed = ", ".join(names[:3])
+    if len(names) > 3:
+        listed += ", ..."
+    return listed
 
 
 def _line(error: object) -> str:

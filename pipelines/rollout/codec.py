@@ -13,6 +13,7 @@ from typing import Any
 from pipelines.core import processes
 from pipelines.core.errors import DataError, first_line
 from pipelines.core.messages import without_system
+from pipelines.core.types import Message
 
 # Marker strings are plain words: no template alters them.
 _AGENT = "agentmarker"
@@ -73,7 +74,8 @@ class ChatCodec:
         if not getattr(tokenizer, "chat_template", None):
             raise DataError("the model's tokenizer has no chat template", "use an instruction-tuned checkpoint")
         self._encode: Callable[[str], list[int]] = functools.partial(tokenizer.encode, add_special_tokens=False)
-        rendered = self._render((("user", "q"), ("assistant", _AGENT), ("user", _USER)))
+        conversation = (("user", "q"), ("assistant", _AGENT), ("user", _USER))
+        rendered = self._render(conversation)
         _, has_agent, after_agent = rendered.rpartition(_AGENT)
         self._before_user, has_user, self._after_user = after_agent.partition(_USER)
         if not has_agent or not has_user:
@@ -87,16 +89,17 @@ class ChatCodec:
         special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         if closing and closing[0] in special:
             self.end_id = closing[0]
-        self._prompts: dict[tuple[tuple[str, str], ...], list[int]] = {}
+        self._prompts: dict[tuple[Message, ...], list[int]] = {}
 
     def _shows_system(self) -> bool:
         """Whether the template shows a system message: some refuse the role, as Gemma's do, and some leave it out."""
+        conversation = (("system", _SYSTEM), ("user", "q"))
         try:
-            return _SYSTEM in self._render((("system", _SYSTEM), ("user", "q")))
+            return _SYSTEM in self._render(conversation)
         except DataError:
             return False
 
-    def prompt(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
         """(T,) ids of a conversation's beginning, up to where the agent speaks.
 
         Messages from the first assistant one on are appended turn by turn, as in an episode.
@@ -108,17 +111,17 @@ class ChatCodec:
             self._prompts[key] = self._prompt_ids(key)
         return list(self._prompts[key])
 
-    def _prompt_ids(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+    def _prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """The ids of messages: by the template up to the first assistant one, then turn by turn."""
         roles = [role for role, _ in messages]
-        n_begun = len(roles)
+        n_opening = len(roles)
         if "assistant" in roles:
-            n_begun = roles.index("assistant")
-        begun = [(role, self._defuse(text)) for role, text in messages[:n_begun]]
+            n_opening = roles.index("assistant")
+        opening = [(role, self._defuse(text)) for role, text in messages[:n_opening]]
         if not self._has_system:
-            begun = without_system(begun)
-        ids = self._encode(self._render(begun))
-        for role, text in messages[n_begun:]:
+            opening = without_system(opening)
+        ids = self._encode(self._render(opening))
+        for role, text in messages[n_opening:]:
             if role == "assistant":
                 ids += self.agent(text)
             else:
@@ -129,7 +132,8 @@ class ChatCodec:
         """(T,) ids that follow an agent's turn: its end, the user's message, and where the agent speaks again. An
         end-of-turn token that the agent generated itself, as its `last` id, is not repeated.
         """
-        ids = self._encode(self._before_user + self._defuse(text) + self._after_user)
+        between_turns = self._before_user + self._defuse(text) + self._after_user
+        ids = self._encode(between_turns)
         if last is not None and last == self.end_id:
             return ids[1:]
         return ids
@@ -143,7 +147,7 @@ class ChatCodec:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    def _render(self, messages: Sequence[tuple[str, str]]) -> str:
+    def _render(self, messages: Sequence[Message]) -> str:
         """The text of a conversation by the template, up to where the agent speaks."""
         import jinja2
 

@@ -152,15 +152,20 @@ class Episode:
         self._writes: list[str] = []  # statements that changed the episode's copy of the database, if it has one
         self._knows_logprobs = codec is not None
         # A final answer is forced by the tag that opens the turn for the agent, or by words that ask for it.
-        self._opening_tag = rules.protocol.opening if codec else ""
-        self._demand = "" if self._opening_tag else rules.protocol.demand
+        self._opening_tag = ""
+        self._demand = rules.protocol.demand
+        if codec is not None and rules.protocol.opening:
+            self._opening_tag = rules.protocol.opening
+            self._demand = ""
         self._forced = rules.max_turns == 0 and rules.forced_final
+        self._opening = ""
+        if self._forced:
+            self._opening = self._opening_tag
         if self._forced and prompt:
             role, text = prompt[-1]
             prompt = (*prompt[:-1], (role, text + self._demand))
         self._prompt = prompt
         self._messages = list(prompt)
-        self._opening = self._opening_tag if self._forced else ""
         self._ids: list[int] = []
         if codec is not None and prompt:
             self._ids = codec.prompt(prompt) + codec.agent(self._opening)
@@ -189,9 +194,10 @@ class Episode:
                 query = self.accept(completion)
                 yield TurnEvent(self.turns[-1])
                 if self.stop is None and self.turns[-1].action.kind is ActionKind.ASK:
-                    asks = [turn.action for turn in self.turns if turn.action.kind is ActionKind.ASK]
-                    answer: str = yield UserRequest(tuple(action.content for action in asks))
-                    self._show(protocol.observe_reply(answer, self._rules.max_turns - len(self.turns)))
+                    actions = [turn.action for turn in self.turns]
+                    questions = [action.content for action in actions if action.kind is ActionKind.ASK]
+                    answer: str = yield UserRequest(tuple(questions))
+                    self._show(protocol.observe_reply(answer, self._turns_left))
                 elif self.stop is None:
                     result: ExecutionResult | None = None
                     if query is not None:
@@ -217,13 +223,12 @@ class Episode:
     def _joined(self, completion: Completion, more: Completion) -> Completion:
         """A completion of tokens, and what was generated after it."""
         assert self._codec is not None
-        has_logprobs = bool(completion.logprobs and more.logprobs)
-        return Completion(
-            self._codec.decode(completion.token_ids) + more.text,
-            completion.token_ids + more.token_ids,
-            completion.logprobs + more.logprobs if has_logprobs else (),
-            more.finish,
-        )
+        text = self._codec.decode(completion.token_ids) + more.text
+        ids = completion.token_ids + more.token_ids
+        logprobs: tuple[float, ...] = ()
+        if completion.logprobs and more.logprobs:
+            logprobs = completion.logprobs + more.logprobs
+        return Completion(text, ids, logprobs, more.finish)
 
     def next_request(self) -> Request:
         """The request of the agent's next turn."""
@@ -254,12 +259,15 @@ class Episode:
             action = dataclasses.replace(action, format_error=None)
         self._messages.append(("assistant", text))
         self.turns.append(Turn(text, action))
+        is_at_cap = len(self.turns) >= self._rules.max_turns
         if action.kind is ActionKind.SOLUTION:
             self._final_sql = action.content
             self.stop = StopReason.SOLUTION
-        elif self._forced or (len(self.turns) >= self._rules.max_turns and not self._rules.forced_final):
+        elif self._forced or (is_at_cap and not self._rules.forced_final):
             self.stop = StopReason.TURN_LIMIT
-        self._query = None if self.stop is not None else protocol.query(action)
+        self._query = None
+        if self.stop is None:
+            self._query = protocol.query(action)
         if self._query is None:
             return None
         return TURN_SEPARATOR.join((*self._writes, self._query))
@@ -270,16 +278,15 @@ class Episode:
         self._ids += ids
         self._mask += [1] * len(ids)
         self._knows_logprobs = self._knows_logprobs and len(logprobs) == len(ids)
-        self._logprobs += logprobs if logprobs else [0.0] * len(ids)
+        self._logprobs += logprobs or [0.0] * len(ids)
         self._ends.append(len(self._ids))
 
     def observe(self, result: ExecutionResult | None) -> None:
         """Take the result of the last turn's SQL, None if it has none, and show it to the agent."""
         turn = self.turns[-1]
         if result is not None:
-            turn = dataclasses.replace(
-                turn, status=result.status, error_class=result.error_class, n_rows=len(result.rows)
-            )
+            n_rows = len(result.rows)
+            turn = dataclasses.replace(turn, status=result.status, error_class=result.error_class, n_rows=n_rows)
             self.turns[-1] = turn
             if result.status is ExecutionStatus.UNAVAILABLE:
                 self.fail(result.error_class or "database_unavailable")
@@ -287,7 +294,8 @@ class Episode:
             keeps_state = DIALECTS[self.example.database.engine].keeps_state
             if result.ok and self._query is not None and keeps_state and writes(self._query):
                 self._writes.append(self._query)
-        self._show(self._rules.protocol.observe(turn.action, result, self._rules.max_turns - len(self.turns)))
+        observation = self._rules.protocol.observe(turn.action, result, self._turns_left)
+        self._show(observation)
 
     def fail(self, failure: str) -> None:
         """End the episode as broken, with the class of the boundary's failure; it is never scored."""
@@ -297,7 +305,12 @@ class Episode:
     def trajectory(self) -> Trajectory:
         """The record of the ended episode; it ends on an agent's turn unless there was none."""
         assert self.stop is not None, "the episode has not ended"
-        end = self._ends[-1] if self._ends and self._codec else len(self._ids)
+        end = len(self._ids)
+        if self._ends:
+            end = self._ends[-1]
+        logprobs: tuple[float, ...] = ()
+        if self._knows_logprobs:
+            logprobs = tuple(self._logprobs[:end])
         return Trajectory(
             example_id=self.example.id,
             sample=self.sample,
@@ -311,9 +324,14 @@ class Episode:
             forced=self._forced and len(self.turns) > 0,
             token_ids=tuple(self._ids[:end]),
             agent_mask=tuple(self._mask[:end]),
-            logprobs=tuple(self._logprobs[:end]) if self._knows_logprobs else (),
-            turn_ends=tuple(self._ends) if self._codec else (),
+            logprobs=logprobs,
+            turn_ends=tuple(self._ends),
         )
+
+    @property
+    def _turns_left(self) -> int:
+        """Turns up to the cap."""
+        return self._rules.max_turns - len(self.turns)
 
     @property
     def _room(self) -> int:
@@ -328,10 +346,13 @@ class Episode:
         self._forced = len(self.turns) >= self._rules.max_turns
         if self._forced:
             observation += self._demand
-        opening = self._opening_tag if self._forced else ""
+        opening = ""
+        if self._forced:
+            opening = self._opening_tag
         ids: list[int] = []
         if self._codec is not None:
-            ids = self._codec.observation(observation, self._ids[-1]) + self._codec.agent(opening)
+            ids += self._codec.observation(observation, self._ids[-1])
+            ids += self._codec.agent(opening)
         if self._room - len(ids) < 1:
             self.stop = StopReason.TOKEN_LIMIT
             self._forced = False
@@ -348,7 +369,9 @@ def _execution(query: str) -> Generator[SqlRequest, Any, ExecutionResult | None]
     """The result of a turn's SQL; a database that is not available is tried again."""
     result: ExecutionResult | None = None
     for attempt in range(ATTEMPTS):
-        delay_s = BACKOFF_S * 2 ** (attempt - 1) if attempt else 0.0
+        delay_s = 0.0
+        if attempt:
+            delay_s = BACKOFF_S * 2 ** (attempt - 1)
         result = yield SqlRequest(query, attempt, delay_s)
         if result is None or result.status is not ExecutionStatus.UNAVAILABLE:
             break
@@ -357,5 +380,6 @@ def _execution(query: str) -> Generator[SqlRequest, Any, ExecutionResult | None]
 
 def episode_seed(seed: int, example_id: str, sample: int) -> int:
     """A seed of 63 bits for one episode: the same whatever else runs beside it, and in whatever order."""
-    text = f"{seed}\0{example_id}\0{sample}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+    text = f"{seed}\0{example_id}\0{sample}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -20,7 +20,9 @@ _told: weakref.WeakSet[Policy] = weakref.WeakSet()  # policies whose habit was t
 def last_query(trajectory: Trajectory) -> str | None:
     """The answer of an episode, or the last query of one without an answer; None if it has no SQL."""
     queries = [turn.action.content for turn in trajectory.turns if turn.action.kind in HAS_SQL]
-    return queries[-1] if queries else None
+    if not queries:
+        return None
+    return queries[-1]
 
 
 def advice_on(trajectory: Trajectory, protocol: Protocol) -> str | None:

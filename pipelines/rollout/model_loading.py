@@ -27,7 +27,9 @@ def load(
     hide_bars()
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for each new shape, and here most are new
     name = str(path_or_name)
-    revision = None if Path(path_or_name).is_dir() else model.revision
+    revision = model.revision
+    if Path(path_or_name).is_dir():
+        revision = None
     dtype = dtype or getattr(torch, model.compute_dtype)
     if model.compute_dtype == "bfloat16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         raise ResourceError("this CUDA device has no bfloat16", "Set model.compute_dtype=float32.")
@@ -40,8 +42,11 @@ def load(
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         )
-        rank = int(os.environ.get("LOCAL_RANK", "0"))
-        options["device_map"] = {"": f"cuda:{rank}" if torch.cuda.is_available() else "cpu"}
+        device = "cpu"
+        if torch.cuda.is_available():
+            rank = int(os.environ.get("LOCAL_RANK", "0"))
+            device = f"cuda:{rank}"
+        options["device_map"] = {"": device}
     tokenizer = tokenizer_of(name, revision=revision, padding_side="left")
     network = network_of(name, revision=revision, dtype=dtype, attn_implementation="sdpa", **options)
     if quantized:

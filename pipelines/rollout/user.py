@@ -41,7 +41,8 @@ class User:
         best_share = 0.0
         for ambiguity in example.annotations.ambiguities:
             words = _content_words(ambiguity.term)
-            share = len(words & asked_words) / len(words) if words else 0.0
+            common = words & asked_words
+            share = len(common) / max(1, len(words))
             if share > best_share:
                 best = ambiguity
                 best_share = share
@@ -62,11 +63,18 @@ class EndpointUser(User):
         self._asker = Asker.named(name, responses)
 
     async def answer(self, example: Example, question: str, sample: int) -> str:
-        vague = "\n".join(f"{ambiguity.term}: {ambiguity.means}" for ambiguity in example.annotations.ambiguities)
-        parts = {"Your question": example.question, "What is vague": vague or "nothing is marked"}
-        parts |= {"The right SQL": example.gold_sql, "The assistant asks": question}
-        case = under_headings(parts.items())
-        answer = await self._asker.ask((("system", RULES.format(refusal=REFUSAL)), ("user", case)), sample=sample)
+        lines = [f"{ambiguity.term}: {ambiguity.means}" for ambiguity in example.annotations.ambiguities]
+        vague = "\n".join(lines) or "nothing is marked"
+        sections = {
+            "Your question": example.question,
+            "What is vague": vague,
+            "The right SQL": example.gold_sql,
+            "The assistant asks": question,
+        }
+        case = under_headings(sections.items())
+        rules = RULES.format(refusal=REFUSAL)
+        messages = (("system", rules), ("user", case))
+        answer = await self._asker.ask(messages, sample=sample)
         return answer.text.strip() or REFUSAL
 
     async def close(self) -> None:
@@ -75,8 +83,9 @@ class EndpointUser(User):
 
 def simulated_user(protocol: Protocol, responses: Path | None = None) -> User:
     """The user that a protocol's options name; the scripted one, unused, for a protocol that never asks."""
-    name = protocol.options.user if isinstance(protocol, Ask) else SCRIPTED
-    return User() if name == SCRIPTED else EndpointUser(name, responses)
+    if not isinstance(protocol, Ask) or protocol.options.user == SCRIPTED:
+        return User()
+    return EndpointUser(protocol.options.user, responses)
 
 
 async def reply(user: User, protocol: Protocol, example: Example, questions: Sequence[str], sample: int) -> str:
@@ -84,9 +93,10 @@ async def reply(user: User, protocol: Protocol, example: Example, questions: Seq
 
     A user answers as many questions as there are critical ambiguities, and some more (`AskOptions.patience`).
     """
-    patience = protocol.options.patience if isinstance(protocol, Ask) else 0
-    critical = sum(ambiguity.critical for ambiguity in example.annotations.ambiguities)
-    if len(questions) > critical + patience:
+    max_questions = sum(ambiguity.critical for ambiguity in example.annotations.ambiguities)
+    if isinstance(protocol, Ask):
+        max_questions += protocol.options.patience
+    if len(questions) > max_questions:
         return SPENT
     return await user.answer(example, questions[-1], sample)
 

@@ -27,11 +27,15 @@ def local_policy(checkpoint: str, recipe: Recipe) -> Policy:
     return TransformersPolicy(model.to(place), tokenizer, recipe.rollout.slots, recipe.rollout.deterministic)
 
 
+def _send_weights(checkpoint: str, recipe: Recipe, step: int | None) -> list[str]:
+    """Have the recipe's servers load a checkpoint; the servers that did."""
+    carries = recipe.grpo.partial == "carry"
+    return served_weights.send_weights(recipe.rollout.servers, checkpoint, step, carries)
+
+
 @register(
     "vllm",
-    send_weights=lambda checkpoint, recipe, step: served_weights.send_weights(
-        recipe.rollout.servers, checkpoint, step, recipe.grpo.partial == "carry"
-    ),
+    send_weights=_send_weights,
     serve=replicas.running_servers,
     check_servers=lambda recipe, trains: recipe.rollout.servers or replicas.planned_layout(recipe, trains),
     takes_adapters=lambda recipe: served_weights.takes_adapters(recipe.rollout.servers),

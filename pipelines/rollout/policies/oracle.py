@@ -79,7 +79,8 @@ class OraclePolicy(ScriptedPolicy):
         self._guesses = guesses
         self._in_phases = isinstance(protocol, Phases)
         self._look = ActionKind.EXPLORE if self._in_phases else ActionKind.SQL  # the kind of its looks
-        self._proposes = self._in_phases or ActionKind.PROPOSE in getattr(protocol, "kinds", {}).values()
+        kinds: Mapping[str, ActionKind] = getattr(protocol, "kinds", {})
+        self._proposes = self._in_phases or ActionKind.PROPOSE in kinds.values()
         self._sees_schema = protocol.config.schema_view not in ("hidden", "names")
         self._spelling = spelling
         self._read = schemas
@@ -93,7 +94,8 @@ class OraclePolicy(ScriptedPolicy):
         actions = self._scripts[request.session]
         demand = self._protocol.demand
         _role, last_message = request.messages[-1]
-        action = actions[min(request.turn, len(actions) - 1)]
+        number = min(request.turn, len(actions) - 1)
+        action = actions[number]
         if demand and last_message.endswith(demand):
             action = actions[-1]
         try:
@@ -106,7 +108,8 @@ class OraclePolicy(ScriptedPolicy):
 
     def script(self, example: Example, seed: int) -> list[Action]:
         """The whole episode; its last action is the answer. Without reasoning if the protocol demands none."""
-        actions = self._actions(example, random.Random(f"{seed}/{example.id}"))
+        rng = random.Random(f"{seed}/{example.id}")
+        actions = self._actions(example, rng)
         if self._protocol.config.reasoning:
             return actions
         return [dataclasses.replace(action, reasoning="") for action in actions]
@@ -124,7 +127,7 @@ class OraclePolicy(ScriptedPolicy):
 
         looked_up, guessed, spellings = self._guessed(lookups(example, schema), rng)
         sql = _replaced(sql, spellings)
-        findings = dict.fromkeys(_finding(lookup) for lookup in [*looked_up, *guessed])
+        findings = dict.fromkeys(map(_finding, [*looked_up, *guessed]))
         answer = " , ".join([*findings, linked])
         mistake: list[Action] = []
         if rng.random() < self._error_rate:
@@ -137,12 +140,12 @@ class OraclePolicy(ScriptedPolicy):
         if self._proposes and names.tables:
             proposal = [_proposal(names.tables, names.columns, rng)]
 
-        solution = Action(ActionKind.SOLUTION, sql, answer)
         if self._in_phases:
             generated = Action(ActionKind.GENERATE, sql, answer)
-            confirmed = dataclasses.replace(solution, reasoning=rng.choice(CONFIRM))
+            confirmed = Action(ActionKind.SOLUTION, sql, rng.choice(CONFIRM))
             actions = [*looks, *proposal, generated]
             return [*filter(self._can_say, actions), confirmed]
+        solution = Action(ActionKind.SOLUTION, sql, answer)
         # ReAct's scout proposes before its looks if the prompt shows the schema, else after them.
         proposal = list(filter(self._can_say, proposal))
         if not self._sees_schema:
@@ -160,7 +163,8 @@ class OraclePolicy(ScriptedPolicy):
         by_table = example.annotations.reads
         needs_analysis = self._proposes or not self._sees_schema or not by_table
         if schema and needs_analysis:
-            (items,) = analyst.schema_items([(example.gold_sql, schema, analyst.reading(example.database))])
+            engine = analyst.reading(example.database)
+            (items,) = analyst.schema_items([(example.gold_sql, schema, engine)])
             if items is not None:
                 tables = sorted(items.tables)
                 columns = sorted(items.columns)
@@ -182,14 +186,17 @@ class OraclePolicy(ScriptedPolicy):
         """Looks at what the prompt does not show: the tables' names, and the columns of those that are needed."""
         looks = []
         if self._protocol.config.schema_view == "hidden":
-            looks.append(Action(self._look, DIALECTS[database.engine].tables_query, rng.choice(TABLES)))
+            query = DIALECTS[database.engine].tables_query
+            looks.append(Action(self._look, query, rng.choice(TABLES)))
         if self._sees_schema:
             return looks
+        known = schema or Schema(())
         write_name = written(database.engine)
         for table in tables:
             reasoning = rng.choice(COLUMNS).format(table=table)
-            name = (schema or Schema(())).written(table, write_name)
-            looks.append(Action(self._look, f"SELECT * FROM {name} LIMIT 1", reasoning))
+            name = known.written(table, write_name)
+            query = f"SELECT * FROM {name} LIMIT 1"
+            looks.append(Action(self._look, query, reasoning))
         return looks
 
     def _probes(self, needed: Sequence[Lookup], rng: random.Random) -> list[Action]:
@@ -241,7 +248,8 @@ class OraclePolicy(ScriptedPolicy):
 
 def _in_schema_words(example: Example, schema: Schema) -> Example:
     """The example with its gold SQL in the schema's words; as it is if the SQL cannot be read."""
-    (words,) = analyst.in_schema_words([(example.gold_sql, schema, analyst.reading(example.database))])
+    engine = analyst.reading(example.database)
+    (words,) = analyst.in_schema_words([(example.gold_sql, schema, engine)])
     return dataclasses.replace(example, gold_sql=words or example.gold_sql)
 
 
@@ -270,7 +278,8 @@ def _linking_words(reads: Mapping[str, Sequence[str]], rng: random.Random) -> st
         return rng.choice(PLAIN)
     verb = rng.choice(LINK)
     tables = [" ".join([table, *names]) for table, names in reads.items()]
-    return f"{verb} {' , '.join(tables)}"
+    listed = " , ".join(tables)
+    return f"{verb} {listed}"
 
 
 def _columns_in_order(
@@ -281,11 +290,14 @@ def _columns_in_order(
     keys: set[tuple[str, str]] = set()
     if schema is not None:
         keys = _key_columns(schema)
-    named = sorted(set(columns) - keys, key=lambda pair: (text.find(pair[1]), pair))
-    reads: dict[str, list[str]] = {}
-    for name in sorted(tables, key=lambda name: (text.find(name), name)):
-        reads[name] = _columns_of(name, named)
-    return reads
+
+    def place_of_column(column: tuple[str, str]) -> tuple[int, tuple[str, str]]:
+        _, name = column
+        return text.find(name), column
+
+    columns_in_order = sorted(set(columns) - keys, key=place_of_column)
+    tables_in_order = sorted(tables, key=lambda name: (text.find(name), name))
+    return {name: _columns_of(name, columns_in_order) for name in tables_in_order}
 
 
 def _key_columns(schema: Schema) -> set[tuple[str, str]]:
@@ -312,25 +324,33 @@ def _mistake(sql: str, looked_up: Sequence[Lookup], in_phases: bool, engine: str
     execution error. There may be nothing to get wrong.
     """
     if looked_up:
-        words = {}
-        for lookup in looked_up:
-            words[lookup.stored] = lookup.asked or lookup.stored
-            if words[lookup.stored] == lookup.stored:
-                words[lookup.stored] = lookup.stored.upper()
-        wrong = _replaced(sql, words)
-        if wrong == sql:
-            return []
-        guess = rng.choice(GUESS).format(asked=words[looked_up[0].stored])
         kind = ActionKind.GENERATE if in_phases else ActionKind.SQL
-        return [Action(kind, wrong, guess)]
+        return _wrong_values(sql, looked_up, kind, rng)
     if in_phases:
         return []
-    table = analyst.first_table([(sql, engine)])[0]
+    (table,) = analyst.first_table([(sql, engine)])
     if table is None:
         return []
     plural = f"{table}s"
     wrong = re.sub(rf"\b{re.escape(table)}\b", plural, sql)
-    return [Action(ActionKind.SQL, wrong, rng.choice(SLIP).format(table=plural))]
+    reasoning = rng.choice(SLIP).format(table=plural)
+    return [Action(ActionKind.SQL, wrong, reasoning)]
+
+
+def _wrong_values(sql: str, looked_up: Sequence[Lookup], kind: ActionKind, rng: random.Random) -> list[Action]:
+    """The answer with other texts than the stored ones; nothing if it has none of them in quotes."""
+    words = {}
+    for lookup in looked_up:
+        word = lookup.asked or lookup.stored
+        if word == lookup.stored:
+            word = lookup.stored.upper()
+        words[lookup.stored] = word
+    wrong = _replaced(sql, words)
+    if wrong == sql:
+        return []
+    first_word = words[looked_up[0].stored]
+    reasoning = rng.choice(GUESS).format(asked=first_word)
+    return [Action(kind, wrong, reasoning)]
 
 
 def _proposal(tables: Sequence[str], columns: Sequence[tuple[str, str]], rng: random.Random) -> Action:
@@ -340,7 +360,8 @@ def _proposal(tables: Sequence[str], columns: Sequence[tuple[str, str]], rng: ra
         names = _columns_of(table, columns)
         if names:
             proposed[table] = names
-    return Action(ActionKind.PROPOSE, knowledge.proposal(tables, proposed), rng.choice(PROPOSE))
+    content = knowledge.proposal(tables, proposed)
+    return Action(ActionKind.PROPOSE, content, rng.choice(PROPOSE))
 
 
 def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
@@ -351,11 +372,12 @@ def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
     filters = example.annotations.filters
     if filters is not None:
         annotated = []
-        for each in filters:
-            probe = f"SELECT DISTINCT {each.column} FROM {each.table}"
-            annotated.append(Lookup(each.table, each.column, each.stored, probe, each.asked))
+        for text in filters:
+            probe = f"SELECT DISTINCT {text.column} FROM {text.table}"
+            annotated.append(Lookup(text.table, text.column, text.stored, probe, text.asked))
         return annotated
-    (compared,) = analyst.lookups([(example.gold_sql, schema, analyst.reading(example.database))])
+    engine = analyst.reading(example.database)
+    (compared,) = analyst.lookups([(example.gold_sql, schema, engine)])
     return [Lookup(literal.table, literal.column, literal.text, literal.probe) for literal in compared]
 
 
@@ -365,4 +387,9 @@ def _replaced(sql: str, words: Mapping[str, str]) -> str:
         return sql
     any_text = "|".join(map(re.escape, words))
     quoted = re.compile(rf"(['\"])({any_text})\1")
-    return quoted.sub(lambda match: f"{match[1]}{words[match[2]]}{match[1]}", sql)
+
+    def with_other_text(match: re.Match[str]) -> str:
+        quote, text = match.groups()
+        return f"{quote}{words[text]}{quote}"
+
+    return quoted.sub(with_other_text, sql)

@@ -67,13 +67,13 @@ def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> GpuLayout:
         return GpuLayout(((),) * (rollout.replicas or 1), None)
     if trains and len(devices) == 1 and span == 1 and rollout.replicas in (None, 1):
         return GpuLayout((tuple(devices),), tuple(devices), shared=True)
-    most = len(devices) // span
-    wanted = max(1, most)
+    max_count = len(devices) // span
+    wanted = max(1, max_count)
     if trains:
-        most = (len(devices) - 1) // span
+        max_count = (len(devices) - 1) // span
         wanted = max(1, len(devices) // 2 // span)
     count = rollout.replicas or wanted
-    if count > most:
+    if count > max_count:
         needs = f"{count} servers on {span} GPUs each"
         if trains:
             needs += " and training"
@@ -85,7 +85,9 @@ def layout(recipe: Recipe, devices: Sequence[str], trains: bool) -> GpuLayout:
     serving = []
     for first in range(n_training, len(devices), span):
         serving.append(tuple(devices[first : first + span]))
-    training = tuple(devices[:n_training]) if trains else None
+    training = None
+    if trains:
+        training = tuple(devices[:n_training])
     return GpuLayout(tuple(serving), training)
 
 
@@ -144,8 +146,9 @@ class Replica:
             command += ["--gpu-memory-utilization", SHARED_MEMORY]
         if settings.lora is not None and self._takes_adapters():
             rank = settings.lora.rank
-            sufficient = [each for each in LORA_RANKS if each >= rank]
-            command += ["--enable-lora", "--max-lora-rank", str(min(sufficient, default=rank)), "--max-loras", "2"]
+            sufficient = [lora_rank for lora_rank in LORA_RANKS if lora_rank >= rank]
+            max_rank = min(sufficient, default=rank)
+            command += ["--enable-lora", "--max-lora-rank", str(max_rank), "--max-loras", "2"]
         if self.recipe.grpo.partial == "carry":
             command += ["--enable-scale-out"]  # opens /inference/v1/generate
         if not self.devices:
@@ -178,8 +181,9 @@ class Replica:
         sections = (self.recipe.grpo, self.recipe.difficulty, self.recipe.evaluation)
         longest = max(section.sampling.episode_tokens for section in sections)
         path = Path(self.checkpoint, "config.json")
-        config = read_json(path) if path.is_file() else {}
-        context = config.get("max_position_embeddings") or longest
+        if not path.is_file():
+            return longest
+        context = read_json(path).get("max_position_embeddings") or longest
         return min(longest, context)
 
     def healthy(self) -> bool:
@@ -198,8 +202,9 @@ class Replica:
 
     def failed(self) -> bool:
         """Whether its process is gone, or hangs."""
-        patience = HANG_S if self.well else START_S
-        return self.process.poll() is not None or time.monotonic() - self.seen > patience
+        patience_s = HANG_S if self.well else START_S
+        silent_s = time.monotonic() - self.seen
+        return self.process.poll() is not None or silent_s > patience_s
 
     def end(self) -> None:
         self.process.terminate()

@@ -64,7 +64,7 @@ class Probe:
                 f"which weights the server at {url} holds is unknown: it tells no log-probabilities of a prompt",
                 "It must be vLLM 0.22 or newer.",
             )
-        differences = [abs(given - own) for given, own in zip(logprobs, self.logprobs, strict=True)]
+        differences = [abs(answered - computed) for answered, computed in zip(logprobs, self.logprobs, strict=True)]
         apart = sum(differences) / len(differences)
         if not apart <= self.far:  # NaN too
             raise ResourceError(
@@ -78,24 +78,37 @@ def probe(checkpoint: str, model: Model) -> Probe:
     folder = Path(tempfile.gettempdir()) / f"sqltrain-probes-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     files = sorted(Path(checkpoint).glob("*.safetensors"))  # empty for a hub name
-    weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    file = folder / f"{digest([checkpoint, weights, model.model_dump(mode='json'), PROBE_PROMPT, PROBE_TURN])}.json"
-    with lock(file.with_suffix(".lock")):
-        if not file.is_file():
-            import torch
-
-            from pipelines.rollout.model_loading import load
-
-            network, tokenizer = load(checkpoint, model)
-            codec = ChatCodec(tokenizer)
-            text = [*codec.prompt(PROBE_PROMPT), *codec.agent(PROBE_TURN)]
-            with torch.no_grad():
-                logits = network.eval()(input_ids=torch.tensor([text])).logits[0, :-1]  # (T - 1, V)
-            predicted = logits.float().log_softmax(-1)
-            of_text = predicted.gather(-1, torch.tensor(text[1:]).unsqueeze(-1)).squeeze(-1).tolist()
-            write_atomic(file, json.dumps((text, of_text)))
-    ids, logprobs = json.loads(file.read_text(encoding="utf-8"))
+    weights = []
+    for file in files:
+        status = file.stat()
+        weights.append((file.name, status.st_size, status.st_mtime_ns))
+    settings = model.model_dump(mode="json")
+    key = digest([checkpoint, weights, settings, PROBE_PROMPT, PROBE_TURN])
+    kept = folder / f"{key}.json"
+    with lock(kept.with_suffix(".lock")):
+        if not kept.is_file():
+            computed = _probe_logprobs(checkpoint, model)
+            write_atomic(kept, json.dumps(computed))
+    ids, logprobs = json.loads(kept.read_text(encoding="utf-8"))
     return Probe(checkpoint, tuple(ids), tuple(logprobs), TOLERANCES[model.compute_dtype])
+
+
+def _probe_logprobs(checkpoint: str, model: Model) -> tuple[list[int], list[float]]:
+    """The ids of the probe's text (T,), and the log-probability of each but the first (T - 1,)."""
+    import torch
+
+    from pipelines.rollout.model_loading import load
+
+    network, tokenizer = load(checkpoint, model)
+    network.eval()
+    codec = ChatCodec(tokenizer)
+    ids = [*codec.prompt(PROBE_PROMPT), *codec.agent(PROBE_TURN)]
+    with torch.no_grad():
+        output = network(input_ids=torch.tensor([ids]))
+    predictions = output.logits[0, :-1].float().log_softmax(-1)  # (T - 1, V)
+    next_ids = torch.tensor(ids[1:]).unsqueeze(-1)  # (T - 1, 1)
+    logprobs = predictions.gather(-1, next_ids).squeeze(-1)
+    return ids, logprobs.tolist()
 
 
 def send_weights(servers: Sequence[str], checkpoint: str, step: int | None = None, carry: bool = False) -> list[str]:
@@ -104,43 +117,53 @@ def send_weights(servers: Sequence[str], checkpoint: str, step: int | None = Non
     `step` is the optimiser step of the weights, in GRPO; None for a stage's checkpoint: a server that was not started
     to take weights then keeps what it has. `carry`: episodes are on their way, and go on with these weights.
     """
-    adapters = (Path(checkpoint) / ADAPTER_CONFIG).is_file()
+    has_adapters = (Path(checkpoint) / ADAPTER_CONFIG).is_file()
 
     def load(url: str) -> EndpointError | None:
         try:
-            if not adapters or step is None:
+            if has_adapters and step is not None:
+                _load_adapters(url, checkpoint, step)
+            else:
                 reload(url, checkpoint, step if carry else None)
-                return None
-            # Adapters get the name of their step; the last ones stay for what is on its way.
-            new = f"step-{step}"
-            held = [name for name in served_names(url) if adapter_step(name) >= 0]
-            held.sort(key=adapter_step)
-            outdated = set(held[:-1])
-            if new in held:
-                outdated.add(new)
-            for name in outdated:
-                _call(f"{url}/unload_lora_adapter", {"lora_name": name})
-            _call(f"{url}/load_lora_adapter", {"lora_name": new, "lora_path": checkpoint})
         except EndpointError as error:
             return error
         return None
 
+    waits = 0 if step is None else WAITS
     with ThreadPoolExecutor(max(1, len(servers))) as pool:
         errors = dict(zip(servers, pool.map(load, servers), strict=True))
-        for _ in range(WAITS if step is not None else 0):
-            if not all(isinstance(error, _Unreachable) for error in errors.values()):
-                break
+        while waits and all(isinstance(error, _Unreachable) for error in errors.values()):
+            waits -= 1
             time.sleep(WAIT_S)  # all of them may be on their way back
             errors = dict(zip(servers, pool.map(load, servers), strict=True))
-    for error in errors.values():
-        if error is not None and isinstance(error, _Closed) is (step is not None):
+    failures = [error for error in errors.values() if error is not None]
+    loaded = [url for url, error in errors.items() if error is None]
+    if step is None:
+        for error in failures:
+            if not isinstance(error, _Closed):
+                raise error
+        return loaded
+    for error in failures:
+        if isinstance(error, _Closed):
             raise error
-    took = [url for url, error in errors.items() if error is None]
-    if step is not None and not took:
-        raise next(filter(None, errors.values()))
-    for url in set(servers) - set(took) if step is not None else ():
+    if not loaded:
+        raise failures[0]
+    for url in set(servers) - set(loaded):
         log.warning("vLLM server %s took no weights: it is left out until it takes some", url)
-    return took
+    return loaded
+
+
+def _load_adapters(url: str, folder: str, step: int) -> None:
+    """Have a server load low-rank adapters under the name of their step; the last ones stay for what is on its way."""
+    name = f"step-{step}"
+    loaded = [served for served in served_names(url) if adapter_step(served) >= 0]
+    loaded.sort(key=adapter_step)
+    outdated = set(loaded[:-1])
+    if name in loaded:
+        outdated.add(name)
+    for outdated_name in outdated:
+        _call(f"{url}/unload_lora_adapter", {"lora_name": outdated_name})
+    _call(f"{url}/load_lora_adapter", {"lora_name": name, "lora_path": folder})
 
 
 def reload(url: str, weights: str | Path, carried_to: int | None = None) -> None:
@@ -179,13 +202,16 @@ def takes_adapters(servers: Sequence[str]) -> bool:
 
 def served_names(url: str) -> list[str]:
     """The names that a server serves: its model's, and those of adapters."""
-    return [str(model["id"]) for model in json.loads(_call(f"{url}/models"))["data"]]
+    listed = json.loads(_call(f"{url}/models"))
+    return [str(model["id"]) for model in listed["data"]]
 
 
 def adapter_step(name: str) -> int:
     """The optimiser step of adapters by their name; -1 for any other model."""
     _, mark, number = name.partition("step-")
-    return int(number) if mark and number.isdecimal() else -1
+    if not mark or not number.isdecimal():
+        return -1
+    return int(number)
 
 
 class _Closed(EndpointError):
@@ -198,8 +224,10 @@ class _Unreachable(EndpointError):
 
 def _call(url: str, body: dict[str, Any] | None = None) -> bytes:
     """A server's answer; with a body it is a POST."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {} if data is None else {"Content-Type": "application/json"})
+    request = urllib.request.Request(url)
+    if body is not None:
+        request.data = json.dumps(body).encode()
+        request.add_header("Content-Type", "application/json")
     for attempt in range(ATTEMPTS):
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:

@@ -57,10 +57,11 @@ class VllmPolicy(Policy):
     ) -> None:
         if not servers:
             raise ResourceError("rollout.policy is vllm, but no server is named", "Set rollout.servers=[URL, ...].")
-        import openai
         from transformers import AutoTokenizer
 
-        commit = None if Path(checkpoint).is_dir() else revision
+        commit = revision
+        if Path(checkpoint).is_dir():
+            commit = None
         # transformers would ask on the terminal whether it may run Python code of the checkpoint.
         tokenizer = AutoTokenizer.from_pretrained(str(checkpoint), revision=commit, trust_remote_code=False)
         self.codec: ChatCodec = ChatCodec(tokenizer)
@@ -71,50 +72,45 @@ class VllmPolicy(Policy):
         self._connections: dict[str, Connection] = {}
         contexts = []
         for url in servers:
-            try:
-                with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
-                    listed = client.models.list().data
-            except openai.APIError as error:
-                hint = "Start it: vllm serve MODEL; then name its address with /v1 in rollout.servers."
-                raise EndpointError(f"no vLLM server answers at {url} ({type(error).__name__})", hint) from None
-            if not listed:
-                raise ResourceError(f"the server at {url} serves no model")
-            entry = Endpoint(base_url=url, model=listed[0].id, retries=retries, patience_s=patience_s)
+            model = _first_model(url)
+            entry = Endpoint(base_url=url, model=model.id, retries=retries, patience_s=patience_s)
             self._connections[url] = Connection(entry, url)
-            contexts.append(getattr(listed[0], "max_model_len", None))
+            contexts.append(getattr(model, "max_model_len", None))
         self.context = min(filter(None, contexts), default=None)
         self._models = {url: connection.endpoint.model for url, connection in self._connections.items()}
-        self._up = list(servers)  # servers that have not failed
+        self._servers_up = list(servers)  # servers that have not failed
         self._probe = probe
-        self._drawn = False  # whether log-probabilities are those of the distribution that tokens were drawn from
+        self._tells_sampling_logprobs = (
+            False  # whether log-probabilities are those of the distribution that tokens were drawn from
+        )
         self._adapters = adapters
-        self._having = list(servers)  # servers that have the weights
+        self._servers_with_weights = list(servers)  # servers that have the weights
         self._carries = carries
         self._followed = False  # whether weights under training are sent to the servers
         self._versions: dict[str, list[int]] = {}
-        self._home: dict[str, str] = {}
+        self._server_of: dict[str, str] = {}
         self._stops: dict[tuple[str, ...], StopStrings] = {}
         end_ids = (self.codec.end_id, self.codec.tokenizer.eos_token_id)
         self._end_ids = frozenset(index for index in end_ids if index is not None)
 
     def open(self, session: str) -> None:
-        has = Counter(self._home.values())
-        self._home[session] = min(self._up, key=lambda url: has[url])
+        has = Counter(self._server_of.values())
+        self._server_of[session] = min(self._servers_up, key=lambda url: has[url])
 
     def release(self, session: str) -> None:
-        self._home.pop(session, None)
+        self._server_of.pop(session, None)
 
     async def generate(self, request: Request) -> Completion:
         """One agent turn. A server that fails is left for the others, for the rest of the run."""
         while True:
-            url = self._home[request.session]
+            url = self._server_of[request.session]
             try:
                 choice = await self._ask(url, request)
                 break
             except ContextOverflow:
                 raise
             except (EndpointError, ResourceError):
-                if self._up == [url]:
+                if self._servers_up == [url]:
                     raise
                 self._leave(url)
                 self.open(request.session)
@@ -128,24 +124,27 @@ class VllmPolicy(Policy):
         end = _end_of_turn(ids, self._stops[request.stop])
         if self._carries and self._followed:
             self._versions.setdefault(request.session, []).extend(choice.versions[:end])
-        spoken = ids[: end - 1] if ids[end - 1] in self._end_ids else ids[:end]
+        spoken = ids[:end]
+        if spoken[-1] in self._end_ids:
+            spoken = spoken[:-1]
         text = truncate_at_stop(self.codec.decode(spoken), request.stop)
         # A server's log-probabilities are before temperature by default, not those of the distribution it drew from.
-        is_comparable = self._drawn or request.sampling.temperature in (0.0, 1.0)
-        told: Sequence[float] = ()
+        is_comparable = self._tells_sampling_logprobs or request.sampling.temperature in (0.0, 1.0)
+        answer_logprobs: Sequence[float] = ()
         if choice.logprobs:
-            told = choice.logprobs.token_logprobs or ()
+            answer_logprobs = choice.logprobs.token_logprobs or ()
         # Each log-probability is taken for the token of its place; a server that was seen to tell them must go on.
-        if len(told) != len(ids) and (told or self._drawn):
-            raise EndpointError(f"{url} gave {len(told)} log-probabilities for {len(ids)} tokens")
-        logprobs = tuple(told[:end]) if is_comparable else ()
-        is_budget_spent = end == len(ids) and choice.finish_reason == "length"
-        return Completion(text, tuple(ids[:end]), logprobs, "length" if is_budget_spent else "stop")
+        if len(answer_logprobs) != len(ids) and (answer_logprobs or self._tells_sampling_logprobs):
+            raise EndpointError(f"{url} gave {len(answer_logprobs)} log-probabilities for {len(ids)} tokens")
+        logprobs: tuple[float, ...] = ()
+        if is_comparable:
+            logprobs = tuple(answer_logprobs[:end])
+        if end == len(ids) and choice.finish_reason == "length":
+            return Completion(text, tuple(ids), logprobs, "length")
+        return Completion(text, tuple(ids[:end]), logprobs, "stop")
 
     async def _ask(self, url: str, request: Request) -> Any:
         """A server's choice. By vLLM's own interface, if weights change meanwhile: it reports each token's version."""
-        connection = self._connections[url]
-        model = self._models[url]
         sampling: dict[str, Any] = {
             "max_tokens": request.max_tokens,
             "temperature": request.sampling.temperature,
@@ -156,13 +155,22 @@ class VllmPolicy(Policy):
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
         }
-        body: dict[str, Any] = {"model": model, "prompt": list(request.token_ids), **sampling, "extra_body": OWN_KEYS}
-        if not (self._carries and self._followed):
-            answer = await connection.ask(lambda client: client.completions.create(**body))
-            return answer.choices[0]
-        sampling |= {name: value for name, value in OWN_KEYS.items() if name != "return_token_ids"}
-        body = {"model": model, "token_ids": list(request.token_ids), "sampling_params": sampling}
-        address = f"{connection.endpoint.base_url.removesuffix('/v1')}/inference/v1/generate"
+        if self._carries and self._followed:
+            return await self._ask_with_versions(url, request, sampling)
+        prompt = list(request.token_ids)
+        body: dict[str, Any] = {"model": self._models[url], "prompt": prompt, **sampling, "extra_body": OWN_KEYS}
+        answer = await self._connections[url].ask(lambda client: client.completions.create(**body))
+        return answer.choices[0]
+
+    async def _ask_with_versions(self, url: str, request: Request, sampling: dict[str, Any]) -> Any:
+        """A server's choice by vLLM's own interface, with the step of the weights that sampled each token."""
+        connection = self._connections[url]
+        model = self._models[url]
+        own_keys = {name: value for name, value in OWN_KEYS.items() if name != "return_token_ids"}
+        parameters = sampling | own_keys
+        body = {"model": model, "token_ids": list(request.token_ids), "sampling_params": parameters}
+        server = connection.endpoint.base_url.removesuffix("/v1")
+        address = f"{server}/inference/v1/generate"
         try:
             answer = await connection.ask(lambda client: client.post(address, cast_to=object, body=body))
         except ResourceError as error:
@@ -175,19 +183,20 @@ class VllmPolicy(Policy):
         for span in choice.get("weight_versions") or ():
             start = span["start"]
             end = span["end"]
-            version = int(span["version"]) if span["version"].isdecimal() else adapter_step(model)
+            version = adapter_step(model)
+            if span["version"].isdecimal():
+                version = int(span["version"])
             versions[start:end] = [version] * (end - start)
         logprobs = SimpleNamespace(token_logprobs=[token["logprob"] for token in content])
-        return SimpleNamespace(
-            token_ids=ids, logprobs=logprobs, finish_reason=choice["finish_reason"], versions=versions
-        )
+        finish = choice["finish_reason"]
+        return SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason=finish, versions=versions)
 
     def follow_weights(self, places: Sequence[str] | None = None) -> None:
         self._probe = None
         self._followed = True
         if places is None:
             return
-        self._having = self._up = list(places)
+        self._servers_with_weights = self._servers_up = list(places)
         if self._adapters:
             for url in places:
                 self._models[url] = max(served_names(url), key=adapter_step)
@@ -202,7 +211,7 @@ class VllmPolicy(Policy):
         if self._probe is None:
             return
         probe = self._probe()
-        for url in list(self._up):
+        for url in list(self._servers_up):
             try:
                 # (T + 1,) log-probabilities of the probe's ids, and of one that the server adds.
                 connection = self._connections[url]
@@ -211,22 +220,25 @@ class VllmPolicy(Policy):
                 answer = await connection.ask(lambda client: client.completions.create(**body))  # noqa: B023  awaited here
                 told = answer.choices[0].logprobs
             except EndpointError:
-                if self._up == [url]:
+                if self._servers_up == [url]:
                     raise
                 self._leave(url)
-            else:
-                probe.check(url, list(told.token_logprobs) if told and told.token_logprobs else [])
+                continue
+            logprobs: list[float | None] = []
+            if told and told.token_logprobs:
+                logprobs += told.token_logprobs
+            probe.check(url, logprobs)
 
     async def close(self) -> None:
         """Close the connections; servers that failed are tried again by the next run, if they have the weights."""
         for connection in self._connections.values():
             await connection.close()
-        self._up = list(self._having)
+        self._servers_up = list(self._servers_with_weights)
 
     def _leave(self, url: str) -> None:
-        if url in self._up:
-            log.warning("vLLM server %s failed: going on with %d others", url, len(self._up) - 1)
-            self._up.remove(url)
+        if url in self._servers_up:
+            log.warning("vLLM server %s failed: going on with %d others", url, len(self._servers_up) - 1)
+            self._servers_up.remove(url)
 
     def has_sampling_logprobs(self) -> bool:
         """Whether every server tells log-probabilities after temperature and top-p, which weights must be made of.
@@ -241,14 +253,30 @@ class VllmPolicy(Policy):
             body: dict[str, Any] = {"model": connection.endpoint.model, "prompt": [1], **sampling}
             try:
                 with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
-                    told = client.completions.create(**body, extra_body=OWN_KEYS).choices[0].logprobs
+                    answer = client.completions.create(**body, extra_body=OWN_KEYS)
+                told = answer.choices[0].logprobs
             except openai.APIError as error:
                 problem = f"the vLLM server at {url} failed ({type(error).__name__})"
                 raise EndpointError(problem, "Is it running?") from None
-            self._drawn = bool(told and told.token_logprobs and told.token_logprobs[0] == 0.0)
-            if not self._drawn:
+            self._tells_sampling_logprobs = bool(told and told.token_logprobs and told.token_logprobs[0] == 0.0)
+            if not self._tells_sampling_logprobs:
                 break
-        return self._drawn
+        return self._tells_sampling_logprobs
+
+
+def _first_model(url: str) -> Any:
+    """The first model that a server lists, which is the one that it was started with."""
+    import openai
+
+    try:
+        with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
+            listed = client.models.list().data
+    except openai.APIError as error:
+        hint = "Start it: vllm serve MODEL; then name its address with /v1 in rollout.servers."
+        raise EndpointError(f"no vLLM server answers at {url} ({type(error).__name__})", hint) from None
+    if not listed:
+        raise ResourceError(f"the server at {url} serves no model")
+    return listed[0]
 
 
 def _end_of_turn(ids: Sequence[int], stops: StopStrings) -> int:
