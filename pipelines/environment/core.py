@@ -70,6 +70,8 @@ from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.schema import Schemas
 
 ChatMessages = list[dict[str, str]]
+REQUIRED_TEXTS = ("question", "sql", "database")  # fields of a dataset's row
+OPTIONAL_TEXTS = ("id", "evidence", "engine")
 POLICY = "outside"  # the name of the policy in the trajectories: the environment does not know what drives it
 
 
@@ -101,7 +103,8 @@ class Session:
     @property
     def messages(self) -> ChatMessages:
         """The conversation so far, from the prompt on, as chat models take it."""
-        return [{"role": role, "content": text} for role, text in self._episode.next_request().messages]
+        request = self._episode.next_request()
+        return [{"role": role, "content": text} for role, text in request.messages]
 
     @property
     def done(self) -> bool:
@@ -131,7 +134,8 @@ class Session:
             else:
                 if due.attempt:
                     await asyncio.sleep(due.delay_s)
-                self._advance(await sql.execute(self.example.database, due.sql, self._rows))
+                result = await sql.execute(self.example.database, due.sql, self._rows)
+                self._advance(result)
             due = self._due
         if self.done:  # the answer is judged, which blocks
             return await asyncio.to_thread(self._result)
@@ -148,9 +152,11 @@ class Session:
         if self.done:
             raise ValueError("the episode is over; begin another one with reset")
         # A server would stop the turn here too: at the first stop string outside a thinking block.
+        protocol = self._environment.protocol
         turn = truncate_at_stop(text, self.stop)
-        while len(turn) < len(text) and self._environment.protocol.is_thinking(turn):
-            turn += truncate_at_stop(text[len(turn) :], self.stop)
+        while len(turn) < len(text) and protocol.is_thinking(turn):
+            rest = text[len(turn) :]
+            turn += truncate_at_stop(rest, self.stop)
         return self._advance(Completion(turn))
 
     def _advance(self, answer: Completion | ExecutionResult | str) -> DriverRequest | EpisodeEvent:
@@ -162,11 +168,10 @@ class Session:
     async def _ask_user(self, due: UserRequest) -> None:
         """Show the user's answer to the agent; an endpoint that fails breaks the episode."""
         environment = self._environment
+        protocol = environment.protocol
         environment.asking += 1
         try:
-            answer = await reply(
-                environment.user, environment.protocol, self.example, due.questions, self._episode.sample
-            )
+            answer = await reply(environment.user, protocol, self.example, due.questions, self._episode.sample)
             self._advance(answer)
         except EndpointError as error:
             self._due = self._driver.throw(error)
@@ -184,11 +189,14 @@ class Session:
         rubric = environment.rubric
         max_turns = environment.rules.max_turns
         (outcome,) = environment.judge([trajectory], [self.example], rubric.reads, max_turns=max_turns)
+        failure = None
+        if trajectory.stop is StopReason.BROKEN:
+            failure = trajectory.failure
         info: dict[str, Any] = {
             "correct": outcome.correct,
             "broken": outcome.broken,
             "stop": trajectory.stop.value,
-            "failure": trajectory.failure if trajectory.stop is StopReason.BROKEN else None,
+            "failure": failure,
             "turns": len(trajectory.turns),
             "final_sql": trajectory.final_sql,
         }
@@ -225,7 +233,8 @@ class RolloutMode:
 
     def greedy(self) -> Self:
         """The same with the likeliest tokens."""
-        return replace(self, sampling=self.sampling.model_copy(update={"temperature": 0.0}))
+        sampling = self.sampling.model_copy(update={"temperature": 0.0})
+        return replace(self, sampling=sampling)
 
 
 class Environment(contextlib.ExitStack):
@@ -266,10 +275,14 @@ class Environment(contextlib.ExitStack):
             sql = sql_engine(recipe, workers)
             self.callback(sql.close)
         self.sql = sql
-        self.schema = schemas(recipe) if schema is None else schema
+        if schema is None:
+            schema = schemas(recipe)
+        self.schema = schema
         self.protocol = build_protocol(recipe.protocol)
         self.responses = responses
-        max_turns = recipe.protocol.max_turns_eval if evaluates else recipe.protocol.max_turns
+        max_turns = recipe.protocol.max_turns
+        if evaluates:
+            max_turns = recipe.protocol.max_turns_eval
         self.rules = Rules(self.protocol, recipe.grpo.sampling, max_turns, recipe.protocol.forced_final)
         self._indices: dict[Database, ValueIndex] = {}
         self._begun = 0  # sessions
@@ -300,12 +313,15 @@ class Environment(contextlib.ExitStack):
         Args:
             sql: another sandbox than the environment's, for a thread of its own.
         """
-        engine = self.sql if sql is None else sql
-        return with_prompt_facts(examples, self.recipe, self.schema, engine, link, self._indices, is_served)
+        if sql is None:
+            sql = self.sql
+        return with_prompt_facts(examples, self.recipe, self.schema, sql, link, self._indices, is_served)
 
     def engine(self, policy: Policy, mode: RolloutMode) -> RolloutEngine:
         """Runs episodes with a policy that is asked in one way."""
-        protocol = self.protocol if mode.protocol is None else build_protocol(mode.protocol)
+        protocol = self.protocol
+        if mode.protocol is not None:
+            protocol = build_protocol(mode.protocol)
         user = simulated_user(protocol, self.responses)
         return RolloutEngine(policy, protocol, self.sql, mode.sampling, mode.max_turns, self.schema, user)
 
@@ -328,16 +344,11 @@ class Environment(contextlib.ExitStack):
             reads: the analyses that the outcomes hold.
             max_turns: the turn cap of the episodes; None for that of training.
         """
-        return make_outcomes(
-            trajectories,
-            {example.id: example for example in examples},
-            self.sql,
-            self.schema,
-            self.recipe.execution.equality,
-            self.recipe.protocol.max_turns if max_turns is None else max_turns,
-            gold_schemas,
-            reads,
-        )
+        by_id = {example.id: example for example in examples}
+        equality = self.recipe.execution.equality
+        if max_turns is None:
+            max_turns = self.recipe.protocol.max_turns
+        return make_outcomes(trajectories, by_id, self.sql, self.schema, equality, max_turns, gold_schemas, reads)
 
     # Sessions of other people's trainers.
 
@@ -369,7 +380,9 @@ class Environment(contextlib.ExitStack):
                 (example,) = self.prepare([example], sql=sql, is_served=True)
         prompt = self.rules.prompt(example, self.schema(example.database))
         request = EpisodeRequest(example, sample, self.recipe.seed)
-        return Session(self, example, Episode(request, self.rules, POLICY, f"session-{self._begun}", prompt, None))
+        name = f"session-{self._begun}"
+        episode = Episode(request, self.rules, POLICY, name, prompt, codec=None)
+        return Session(self, example, episode)
 
     def equalities(self, pool: str) -> tuple[str, ...]:
         """The equalities under which answers to a pool's questions are evaluated, the headline's first."""
@@ -382,8 +395,11 @@ class Environment(contextlib.ExitStack):
 
     def verdicts(self, example: Example, sql: str | None, equalities: Sequence[str]) -> dict[str, float] | None:
         """The score of an answer under each equality, in [0, 1]; None if the database, or the gold SQL, failed."""
-        (verdict,) = result_files.verdicts([example], [Pair.of(example, sql)], equalities, self.sql)
-        return None if verdict.broken else dict(verdict.scores)
+        pair = Pair.of(example, sql)
+        (verdict,) = result_files.verdicts([example], [pair], equalities, self.sql)
+        if verdict.broken:
+            return None
+        return dict(verdict.scores)
 
 
 def session_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -430,14 +446,12 @@ def example_of(row: Mapping[str, Any]) -> Example:
             return from_dict(Example, json.loads(record))
         except (ValueError, RecursionError):
             raise DataError("the row's field 'record' was not written by row_of()") from None
-    texts = {name: row.get(name, "") for name in ("question", "sql", "database", "id", "evidence", "engine")}
+    texts = {name: row.get(name, "") for name in (*REQUIRED_TEXTS, *OPTIONAL_TEXTS)}
     wrong = [name for name, value in texts.items() if not isinstance(value, str)]
-    missing = [name for name in ("question", "sql", "database") if not texts[name]]
-    if wrong or missing:
-        raise DataError(
-            f"the row's field {(wrong + missing)[0]!r} is missing or is no text",
-            "A row has the texts question, sql and database (a file).",
-        )
+    wrong += [name for name in REQUIRED_TEXTS if not texts[name]]
+    if wrong:
+        hint = "A row has the texts question, sql and database (a file)."
+        raise DataError(f"the row's field {wrong[0]!r} is missing or is no text", hint)
     try:
         _, meta = gold_queries(row, "sql")
         if row.get("history"):
@@ -448,8 +462,9 @@ def example_of(row: Mapping[str, Any]) -> Example:
     engine = texts["engine"] or engine_of_file(Path(path)) or "sqlite"
     if engine not in DIALECTS:
         raise DataError(f"there is no engine {engine!r}", f"There are: {', '.join(DIALECTS)}.")
-    name = path.rsplit("/", 1)[-1].partition(".")[0]
-    database = Database(id=name, engine=engine, location=path)
+    file_name = path.rpartition("/")[2]
+    database_id = file_name.partition(".")[0]
+    database = Database(id=database_id, engine=engine, location=path)
     row_id = texts["id"] or texts["question"]
     return Example(row_id, texts["question"], database, texts["sql"], texts["evidence"], meta=meta)
 

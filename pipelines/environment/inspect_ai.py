@@ -16,6 +16,7 @@ from pipelines.environment.core import Environment, example_of, row_of, shared
 from pipelines.protocols.blocks import close_tag
 
 ANSWER = "sqltrain_answer"  # in the sample's store: the final SQL, its turns and how the episode stopped
+MESSAGE_KINDS = {"system": ChatMessageSystem, "user": ChatMessageUser, "assistant": ChatMessageAssistant}
 
 
 @task  # type: ignore[untyped-decorator]
@@ -28,18 +29,19 @@ def text_to_sql(recipe: str = "sql_trail", overrides: str | list[str] = "", pool
         pool: `sft`, `rl`, `dev`, or a benchmark of `data.test`; without it, the first benchmark.
         workers: processes that run SQL.
     """
-    words = [overrides] if isinstance(overrides, str) else overrides
-    environment = shared(recipe, tuple(filter(None, words)), workers, evaluates=True)
+    if isinstance(overrides, str):
+        overrides = [overrides]
+    words = tuple(filter(None, overrides))
+    environment = shared(recipe, words, workers, evaluates=True)
     name = pool or environment.recipe.data.test[0].name
     samples = []
     for example in environment.questions(name):
         metadata = {"row": row_of(example)}
-        samples.append(Sample(input=example.question, target=example.gold_sql, id=example.id, metadata=metadata))
-    return Task(
-        dataset=MemoryDataset(samples, name=name),
-        solver=episode(environment),
-        scorer=execution(environment, environment.equalities(name)),
-    )
+        sample = Sample(input=example.question, target=example.gold_sql, id=example.id, metadata=metadata)
+        samples.append(sample)
+    dataset = MemoryDataset(samples, name=name)
+    equalities = environment.equalities(name)
+    return Task(dataset=dataset, solver=episode(environment), scorer=execution(environment, equalities))
 
 
 @solver  # type: ignore[untyped-decorator]
@@ -47,9 +49,12 @@ def episode(environment: Environment) -> Solver:
     """Turns and observations until the answer, or the turn cap."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
-        session = environment.reset(example_of(state.metadata["row"]))
-        kinds = {"system": ChatMessageSystem, "user": ChatMessageUser, "assistant": ChatMessageAssistant}
-        state.messages = [kinds[message["role"]](content=message["content"]) for message in session.messages]
+        example = example_of(state.metadata["row"])
+        session = environment.reset(example)
+        state.messages = []
+        for message in session.messages:
+            kind = MESSAGE_KINDS[message["role"]]
+            state.messages.append(kind(content=message["content"]))
         while not session.done:
             state = await generate(state, stop_seqs=list(session.stop))
             text = state.output.completion
@@ -58,7 +63,8 @@ def episode(environment: Environment) -> Solver:
             step = await session.step_async(text)
             if step.observation is not None:
                 state.messages.append(ChatMessageUser(content=step.observation))
-        state.store.set(ANSWER, {key: step.info[key] for key in ("final_sql", "stop", "turns", "broken")})
+        answer = {key: step.info[key] for key in ("final_sql", "stop", "turns", "broken")}
+        state.store.set(ANSWER, answer)
         return state
 
     return solve

@@ -54,8 +54,11 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **asked: Any) -> SqlObservation:
         """Begin an episode on the question that the client asks for; without one, on question `seed` of pool `rl`."""
-        asked = asked or {"pool": "rl", "index": (seed or 0) % len(self._questions("rl"))}
-        self._session = self._environment.reset(asked_question(asked, self._questions, self._databases))
+        if not asked:
+            index = (seed or 0) % len(self._questions("rl"))
+            asked = {"pool": "rl", "index": index}
+        example = asked_question(asked, self._questions, self._databases)
+        self._session = self._environment.reset(example)
         self._state = State(episode_id=episode_id, step_count=0)
         return SqlObservation(messages=self._session.messages, stop=list(self._session.stop))
 
@@ -64,8 +67,11 @@ class SqlEnvironment(OpenEnvironment):  # type: ignore[misc]
             raise ValueError("reset comes first")
         step = self._session.step(action.text)
         self._state.step_count += 1
+        messages: ChatMessages = []
+        if not step.done:
+            messages = self._session.messages
         return SqlObservation(
-            messages=[] if step.done else self._session.messages,
+            messages=messages,
             stop=list(self._session.stop),
             done=step.done,
             reward=step.reward,
@@ -86,7 +92,9 @@ class SqlClient(EnvClient[AgentTurn, SqlObservation, State]):  # type: ignore[mi
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[SqlObservation]:
         outcome = {"done": payload.get("done", False), "reward": payload.get("reward")}
-        return StepResult(observation=SqlObservation(**payload.get("observation", {}), **outcome), **outcome)
+        fields = payload.get("observation", {})
+        observation = SqlObservation(**fields, **outcome)
+        return StepResult(observation=observation, **outcome)
 
     def _parse_state(self, payload: dict[str, Any]) -> State:
         return State(**payload)

@@ -38,7 +38,8 @@ class SqlTools:
         """Begin an episode on a row of the dataset; its prompt is appended to the last message of the row's."""
         self._session = self._environment.reset(example_of(row))
         self._last = None
-        return "\n\n".join(message["content"] for message in self._session.messages)
+        texts = [message["content"] for message in self._session.messages]
+        return "\n\n".join(texts)
 
     def execute_sql_query(self, sql: str) -> str:
         """Run one read-only SQL query and return its column names and first records.

@@ -44,9 +44,12 @@ class SqlTaskset(vf.Taskset[SqlTask, SqlConfig]):  # type: ignore[misc]
         environment = self.config.environment()
         for example in environment.questions(self.config.pool):
             messages = environment.reset(example).messages
-            system = messages.pop(0)["content"] if messages[0]["role"] == "system" else None
-            # A single message is given as its text: not every harness takes a conversation.
-            prompt = messages if messages[1:] else messages[0]["content"]
+            system = None
+            if messages[0]["role"] == "system":
+                system = messages.pop(0)["content"]
+            prompt: Any = messages
+            if len(messages) == 1:  # given as its text: not every harness takes a conversation
+                prompt = messages[0]["content"]
             data = SqlData(id=example.id, row=row_of(example), prompt=prompt, system_prompt=system)
             yield SqlTask(data, self.config.task)
 
@@ -61,7 +64,8 @@ class SqlEnv(vf.Env[SqlEnvConfig]):  # type: ignore[misc]
 
     async def run(self, task: Any, agents: Any) -> None:
         """Play one episode and note its reward, `correct`, and the reward by term."""
-        session = self.taskset.config.environment().reset(example_of(task.data.row))
+        example = example_of(task.data.row)
+        session = self.taskset.config.environment().reset(example)
         async with agents.agent.interaction(task) as interaction:
             segment = await interaction.turn()
             while not segment.terminated:
