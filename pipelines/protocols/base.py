@@ -349,7 +349,7 @@ def _check_placeholders(path: Path, role: str, text: string.Template, placeholde
 
 def _known_names(name: str, known: Sequence[str], sign: str = "") -> str:
     """A hint that lists the known names, and before them the one that is nearest to a wrong name."""
-    names = ", ".join(f"{sign}{each}" for each in known)
+    names = ", ".join(f"{sign}{known_name}" for known_name in known)
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"Did you mean {sign}{close[0]}? There are: {names}."

@@ -32,7 +32,10 @@ def wrapping(sql: str) -> Wrapping | None:
         return "fence among words"
     if body.startswith("`"):
         return "backticks"
-    return "entities" if _ENTITY.search(_LITERAL.sub("''", body)) else None
+    without_literals = _LITERAL.sub("''", body)
+    if _ENTITY.search(without_literals):
+        return "entities"
+    return None
 
 
 def _entity_as_text(entity: re.Match[str]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pipelines.core.registry import ANALYSES
 from pipelines.core.types import Database, EngineName, Example, Hardness, Outcome, SchemaItems, StopReason, Trajectory
@@ -64,22 +65,9 @@ def make_outcomes(
         level_of = levels(questions)
     outcomes = []
     for trajectory, example, verdict, is_broken in zip(trajectories, questions, verdicts, broken, strict=True):
-        readable = reads
-        if is_broken:
-            readable = ()  # Its database may be gone.
-        predicted_schema = None
-        gold_items = None
-        gold_schema = None
-        if "gold_schema" in readable:
-            gold_schema = analysis.gold(example)
-        if "schema" in readable:
-            predicted_schema = analysis.items(trajectory.final_sql, example.database)
-            gold_items = analysis.items(example.gold_sql, example.database)
-        predicted_bigrams: frozenset[tuple[str, str]] = frozenset()
-        gold_bigrams: frozenset[tuple[str, str]] = frozenset()
-        if "bigrams" in readable:
-            predicted_bigrams = bigrams(trajectory.final_sql or "")
-            gold_bigrams = bigrams(example.gold_sql)
+        queries = AnalysedQueries()
+        if not is_broken:  # the database of a broken one may be gone
+            queries = analysis.of_answer(trajectory.final_sql, example, reads)
         outcome = Outcome(
             example_id=trajectory.example_id,
             trajectory=trajectory,
@@ -90,11 +78,11 @@ def make_outcomes(
             broken=is_broken,
             hardness=example.hardness or level_of.get(example.id),
             max_turns=max_turns,
-            predicted_schema=predicted_schema,
-            gold_items=gold_items,
-            gold_schema=gold_schema,
-            predicted_bigrams=predicted_bigrams,
-            gold_bigrams=gold_bigrams,
+            predicted_schema=queries.predicted_schema,
+            gold_items=queries.gold_items,
+            gold_schema=queries.gold_schema,
+            predicted_bigrams=queries.predicted_bigrams,
+            gold_bigrams=queries.gold_bigrams,
         )
         outcomes.append(outcome)
     return outcomes
@@ -130,6 +118,16 @@ def _measured_levels(queries: Collection[GoldQuery]) -> dict[GoldQuery, Hardness
         if level != "extra":  # which a worker that failed gives, too
             _GOLD_LEVELS[query] = level
     return measured
+
+
+class AnalysedQueries(NamedTuple):
+    """The analyses of an answer and of its gold SQL, by the names of an outcome's fields."""
+
+    predicted_schema: SchemaItems | None = None
+    gold_items: SchemaItems | None = None
+    gold_schema: SchemaItems | None = None
+    predicted_bigrams: frozenset[tuple[str, str]] = frozenset()
+    gold_bigrams: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass
@@ -174,6 +172,21 @@ class Analysis:
             if query in gold and new_items is not None:
                 database, _ = query
                 _GOLD_ITEMS[query] = (schema_of[database], new_items)
+
+    def of_answer(self, sql: str | None, example: Example, reads: Collection[str]) -> AnalysedQueries:
+        """The analyses of a question's final SQL, and of its gold SQL, that are read."""
+        queries = AnalysedQueries()
+        if "gold_schema" in reads:
+            queries = queries._replace(gold_schema=self.gold(example))
+        if "schema" in reads:
+            predicted_schema = self.items(sql, example.database)
+            gold_items = self.items(example.gold_sql, example.database)
+            queries = queries._replace(predicted_schema=predicted_schema, gold_items=gold_items)
+        if "bigrams" in reads:
+            predicted_bigrams = bigrams(sql or "")
+            gold_bigrams = bigrams(example.gold_sql)
+            queries = queries._replace(predicted_bigrams=predicted_bigrams, gold_bigrams=gold_bigrams)
+        return queries
 
     def items(self, sql: str | None, database: Database) -> SchemaItems | None:
         """Tables and columns of a query that was parsed; None without a query, or if it does not parse."""

@@ -139,8 +139,10 @@ def _grades(
         again.append((example_id, sql[:n_kept]))
         again.append((example_id, ""))
     answers = ask(prompts(again))
+    of_shortened = answers[::2]
+    of_question_alone = answers[1::2]
     n_unanswered = 0
-    for case, shortened, without in zip(failed, answers[::2], answers[1::2], strict=True):
+    for case, shortened, without in zip(failed, of_shortened, of_question_alone, strict=True):
         if shortened is not None or without is not None:
             grades[case] = read_grade(shortened, scale) or 0.0
             n_unanswered += shortened is None
@@ -161,9 +163,9 @@ class Rubric:
     def __init__(self, terms: Sequence[RewardTerm]) -> None:
         names = [term.term for term in terms]
         tracks = [term.track for term in terms]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise RecipeError(f"reward term {twice[0]!r} is named twice", "Give it one weight")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise RecipeError(f"reward term {repeated[0]!r} is named twice", "Give it one weight")
         if "full" not in tracks:
             raise RecipeError("the recipe has no reward term on the full track", "Add one under rewards:")
         reads: set[str] = set()
@@ -175,7 +177,8 @@ class Rubric:
             raise RecipeError(f"a reward term reads {', '.join(unknown)}", f"There are: {known}")
         self.terms = tuple(terms)
         self.reads = frozenset(reads)
-        self.tracks: tuple[str, ...] = tuple(dict.fromkeys(("full", *tracks)))
+        distinct_tracks = dict.fromkeys(("full", *tracks))
+        self.tracks = tuple(distinct_tracks)
 
     def score(self, outcome: Outcome) -> Rewards:
         """The rewards of an outcome. An author's term that fails is named with the line of its file."""

@@ -163,9 +163,9 @@ def trust_format(
         verified: whether the proposal may also hold nothing but verified schema knowledge (not in the paper's check).
     """
     trajectory = outcome.trajectory
-    demanded = {PHASES[phase] for phase in phases}
-    seen = {turn.action.kind for turn in trajectory.turns}
-    is_complete = trajectory.well_formed and demanded <= seen
+    demanded_kinds = {PHASES[phase] for phase in phases}
+    seen_kinds = {turn.action.kind for turn in trajectory.turns}
+    is_complete = trajectory.well_formed and demanded_kinds <= seen_kinds
     is_clean = all(_ran_well(turn) for turn in trajectory.turns)
     if not is_complete or not is_clean:
         return 0.0
