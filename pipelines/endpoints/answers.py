@@ -426,15 +426,15 @@ def _add_call(calls: list[dict[str, Any]], piece: Mapping[str, Any]) -> None:
     """
     number = piece.get("index")
     call_id = piece.get("id")
-    begun = None
+    open_call = None
     for call in calls:
         if call["index"] == number:
-            begun = call  # the last of that number
-    has_ids = begun is not None and begun["id"] and call_id
-    if begun is None or (has_ids and call_id != begun["id"]):
-        begun = {"index": number, "id": call_id, "function": {"name": "", "arguments": ""}}
-        calls.append(begun)
+            open_call = call  # the last of that number
+    has_ids = open_call is not None and open_call["id"] and call_id
+    if open_call is None or (has_ids and call_id != open_call["id"]):
+        open_call = {"index": number, "id": call_id, "function": {"name": "", "arguments": ""}}
+        calls.append(open_call)
     function = piece.get("function") or {}
-    begun["function"]["name"] += function.get("name") or ""
+    open_call["function"]["name"] += function.get("name") or ""
     if function.get("arguments"):
-        begun["function"]["arguments"] += _as_json(function["arguments"])
+        open_call["function"]["arguments"] += _as_json(function["arguments"])

@@ -47,25 +47,25 @@ class Budget:
         cost_out = completion * (self.endpoint.price_out / 1e6)
         return cost_in + cost_out
 
-    async def reserve(self, most: tuple[int, int]) -> None:
+    async def reserve(self, most_tokens: tuple[int, int]) -> None:
         """Set aside the most tokens (prompt, completion) of a request; near a cap, wait until others took less.
 
         Raises:
             ResourceError: a cap is reached.
         """
         while True:
-            problem = self._reached_cap(most)
+            problem = self._reached_cap(most_tokens)
             if not problem:
                 break
             if not self.in_flight:
                 hint = f"Raise it in the entry {self.name!r} and run again: what was answered is kept."
                 raise ResourceError(f"endpoint {self.name!r} {problem}", hint)
             await asyncio.sleep(POLL_S)
-        self.in_flight.append(most)
+        self.in_flight.append(most_tokens)
 
-    def _reached_cap(self, most: tuple[int, int]) -> str:
+    def _reached_cap(self, most_tokens: tuple[int, int]) -> str:
         """The cap that one more request might pass, in words; "" if it fits."""
-        prompt, completion = most
+        prompt, completion = most_tokens
         for reserved_prompt, reserved_completion in self.in_flight:
             prompt += reserved_prompt
             completion += reserved_completion
@@ -130,11 +130,14 @@ class Asker:
         body = self._body(messages, sampling, stop, max_tokens)
         # The key stands for (endpoint, model, request, sample) in 32 hex digits. The seed is not part of it: another
         # recipe's seed is no reason to pay again.
-        text = json.dumps([self.name, settings.model, body, sample], sort_keys=True, ensure_ascii=True)
+        identity = [self.name, settings.model, body, sample]
+        text = json.dumps(identity, sort_keys=True, ensure_ascii=True)
         key = hashlib.sha256(text.encode()).hexdigest()[:32]
         if "seed" not in settings.omit:
             body["seed"] = int(key[:8], 16) >> 1
-        claim = self.log.claim(key) if self.log is not None else contextlib.nullcontext()
+        claim: contextlib.AbstractAsyncContextManager[Any] = contextlib.nullcontext()
+        if self.log is not None:
+            claim = self.log.claim(key)
         async with self._free_slot(), claim as kept:
             if kept is None:
                 answer = await self._buy(body, key, sample)
@@ -272,10 +275,11 @@ class Asker:
     async def _buy(self, body: Mapping[str, Any], key: str, sample: int) -> Answer:
         """Send a request within budget and pace."""
         chars = sum(len(message["content"]) + 16 for message in body["messages"])
+        guessed_prompt = chars // CHARS_PER_TOKEN + 1
         limit = int(body.get(self.endpoint.max_tokens_key) or GREEDY.turn_tokens)
-        most = (chars // CHARS_PER_TOKEN + 1, limit)  # a guess of the prompt's tokens, and the answer's limit
+        most_tokens = (guessed_prompt, limit)
         unread: list[UnreadableAnswer] = []  # whole answers of the last tries, which were paid for
-        await self.budget.reserve(most)
+        await self.budget.reserve(most_tokens)
 
         async def send(client: Any) -> Answer:
             """One request, whose answer is kept before anybody uses it, be its asker still there or not."""
@@ -292,31 +296,22 @@ class Asker:
                 unread.clear()
                 raise
             if not (answer.prompt_tokens or answer.completion_tokens):
-                answer = _with_guessed_tokens(answer, most[0])
+                answer = _with_guessed_tokens(answer, guessed_prompt)
             return self._keep(answer, key, sample)
 
         try:
-            answer = await self.connection.ask(send, sum(most))
+            answer = await self.connection.ask(send, sum(most_tokens))
         except Refused:
             answer = self._keep(Answer("", "refused"), key, sample)
         except EndpointError:
             if not unread:
                 raise
-            prompt_tokens = 0
-            completion_tokens = 0
-            for response in unread:
-                prompt, completion = response.used
-                prompt_tokens += prompt
-                completion_tokens += completion
-            malformed = Answer(
-                text="", kind="malformed", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
-            )
-            answer = self._keep(malformed, key, sample)
+            answer = self._keep(_malformed_answer(unread), key, sample)
         finally:
-            self.budget.in_flight.remove(most)
+            self.budget.in_flight.remove(most_tokens)
         # The rate took the most tokens: those not used come back.
         used = answer.prompt_tokens + answer.completion_tokens
-        self.connection.pace.tokens.level += sum(most) - used
+        self.connection.pace.tokens.level += sum(most_tokens) - used
         return answer
 
     def _keep(self, answer: Answer, key: str, sample: int) -> Answer:
@@ -329,6 +324,17 @@ class Asker:
         self.bought.prompt_tokens += answer.prompt_tokens
         self.bought.completion_tokens += answer.completion_tokens
         return answer
+
+
+def _malformed_answer(unread: Sequence[UnreadableAnswer]) -> Answer:
+    """One answer for several that could not be read, with the tokens of all."""
+    prompt_tokens = 0
+    completion_tokens = 0
+    for response in unread:
+        prompt, completion = response.used
+        prompt_tokens += prompt
+        completion_tokens += completion
+    return Answer(text="", kind="malformed", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
 
 def _with_guessed_tokens(answer: Answer, prompt_tokens: int) -> Answer:

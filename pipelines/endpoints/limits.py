@@ -19,8 +19,11 @@ class Rate:
     """
 
     def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._per_s = per_minute / 61 if per_minute else None  # 60 s of flow and one full bucket make the minute
-        self.level = self._per_s or 0.0  # an amount that was taken and not used is added again
+        self._per_s: float | None = None
+        self.level = 0.0  # an amount that was taken and not used is added again
+        if per_minute:
+            self._per_s = per_minute / 61  # 60 s of flow and one full bucket make the minute
+            self.level = self._per_s
         self._clock = clock
         self._at = clock()
 

@@ -506,22 +506,11 @@ def merge_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Signa
         example, candidates = cases[case]
         prompts.append(_compare(MERGE, example, candidates, index_by_name, schemas))
     answers = asker.ask_all(prompts, SAMPLING, SAMPLES)
-    texts = iter(answer_texts(answers))
+    revisions = _revisions(disputed, answer_texts(answers))
     jobs: list[tuple[Database, str]] = []
-    revisions: dict[int, list[str]] = {case: [] for case in disputed}
-    unread = 0
-    for case in disputed:
+    for case, queries in revisions.items():
         example, _ = cases[case]
-        for text in itertools.islice(texts, SAMPLES):
-            sql = _last_fenced_sql(text or "")
-            if not sql:
-                unread += 1
-                continue
-            revisions[case].append(sql)
-            jobs.append((example.database, sql))
-    if unread:
-        asked = SAMPLES * len(disputed)
-        log.warning("%d of %d answers of the merging model hold no SQL: they do not count", unread, asked)
+        jobs += [(example.database, sql) for sql in queries]
     results = iter(execute(jobs))
     merged = []
     for case, (_, candidates) in enumerate(cases):
@@ -540,6 +529,25 @@ def merge_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Signa
             sql, _ = candidates[0]
         merged.append(sql)
     return merged
+
+
+def _revisions(cases: Sequence[int], texts: Sequence[str | None]) -> dict[int, list[str]]:
+    """The queries that the merging model wrote for each case, from its `SAMPLES` answers to each."""
+    waiting = iter(texts)
+    revisions: dict[int, list[str]] = {}
+    unread = 0
+    for case in cases:
+        queries = []
+        for text in itertools.islice(waiting, SAMPLES):
+            sql = _last_fenced_sql(text or "")
+            if sql:
+                queries.append(sql)
+            else:
+                unread += 1
+        revisions[case] = queries
+    if unread:
+        log.warning("%d of %d answers of the merging model hold no SQL: they do not count", unread, len(texts))
+    return revisions
 
 
 def _last_fenced_sql(text: str) -> str:

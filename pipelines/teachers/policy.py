@@ -79,18 +79,18 @@ def pick(shares: Sequence[float], name: str) -> int:
 
 
 def teacher_policies(
-    teachers: Sequence[Teacher], protocol: Protocol, responses: Path, schemas: Schemas, own: Callable[[], Policy]
+    teachers: Sequence[Teacher], protocol: Protocol, responses: Path, schemas: Schemas, own_policy: Callable[[], Policy]
 ) -> list[Policy]:
     """The policies of a mix, in order; entries of one endpoint share its asker.
 
     Args:
-        own: makes the recipe's own policy.
+        own_policy: makes the recipe's own policy.
     """
     policies: list[Policy] = []
     first: dict[str, OpenAIPolicy] = {}
     for teacher in teachers:
         if teacher.kind == "policy":
-            policies.append(own())
+            policies.append(own_policy())
         elif teacher.kind == "oracle":
             from pipelines.rollout.policies.oracle import OraclePolicy
 
