@@ -57,7 +57,8 @@ def main(arguments: list[str]) -> int:
         known = _named(error, plan)
         if known is None:
             raise
-        emit({"event": "error", "kind": type(known).__name__, "message": known.message, "hint": known.hint})
+        kind_of_error = type(known).__name__
+        emit({"event": "error", "kind": kind_of_error, "message": known.message, "hint": known.hint})
         return FAILED
     emit({"event": "done"})
     return 0
@@ -71,20 +72,20 @@ def _prepare(plan: Plan, emit: Any) -> None:
     from pipelines.training import trainer
 
     processes = trainer.world_size()
-    place = device(plan.recipe, 0)
+    device_name = device(plan.recipe, 0)
     warning = None
-    if place != "cpu":
-        warning = _check_gpu(plan, place, processes)
+    if device_name != "cpu":
+        warning = _check_gpu(plan, device_name, processes)
     elif plan.recipe.model.compute_dtype == "bfloat16" and not cpu_multiplies_bfloat16():
         warning = "this processor has no instructions for bfloat16: model.compute_dtype=float32 is faster on it"
     if warning is not None:
         emit({"event": "note", "text": warning})
     torch.set_num_threads(plan.recipe.hardware.threads)
-    if place == "cpu" and processes > 1:
+    if device_name == "cpu" and processes > 1:
         _open_process_group(plan)
 
 
-def _check_gpu(plan: Plan, place: str, processes: int) -> str | None:
+def _check_gpu(plan: Plan, device_name: str, processes: int) -> str | None:
     """Whether the GPUs of this machine are enough; a warning if their memory may be too small."""
     import torch
 
@@ -96,7 +97,7 @@ def _check_gpu(plan: Plan, place: str, processes: int) -> str | None:
             f"{on_this_machine} processes train on this machine, which has {gpus} {noun}",
             "Lower hardware.processes, or --nproc-per-node in hardware.launch.",
         )
-    free, total = torch.cuda.mem_get_info(place)  # a vLLM server of this run may have its part already
+    free, total = torch.cuda.mem_get_info(device_name)  # a vLLM server of this run may have its part already
     return memory.check_memory(plan.recipe, plan.kind, total, processes, free)
 
 

@@ -184,9 +184,10 @@ def _refused_rewards(recipe: Recipe) -> Refusals:
 
 def _has_schema_track(protocol: Protocol) -> bool:
     """Whether an episode that proposes a schema and answers has a schema track."""
-    turns = (Turn("", Action(ActionKind.PROPOSE, PROPOSAL)), Turn("", Action(ActionKind.SOLUTION, ANSWER)))
-    proposing = Trajectory("", 0, "", protocol.name, (), turns, ANSWER, StopReason.SOLUTION)
-    return SCHEMA in protocol.track_turns(proposing)
+    proposes = Turn("", Action(ActionKind.PROPOSE, PROPOSAL))
+    answers = Turn("", Action(ActionKind.SOLUTION, ANSWER))
+    episode = Trajectory("", 0, "", protocol.name, (), (proposes, answers), ANSWER, StopReason.SOLUTION)
+    return SCHEMA in protocol.track_turns(episode)
 
 
 def _has(protocol: Protocol, kind: ActionKind) -> bool:

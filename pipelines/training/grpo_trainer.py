@@ -212,9 +212,9 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         places = None
         if self.sync is not None:
             places = self.sync.places
-        next_one = max(index, ahead.last) + 1
-        last_one = index + self.grpo.staleness
-        for following in range(next_one, last_one + 1):
+        first_to_start = max(index, ahead.last) + 1
+        last_to_start = index + self.grpo.staleness
+        for following in range(first_to_start, last_to_start + 1):
             step = following * self.num_iterations
             if step >= self.state.max_steps:
                 break
@@ -241,8 +241,8 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         if not self.held_out or not is_due:
             return
         started = time.perf_counter()
-        mine = self.held_out[self.accelerator.process_index :: self.accelerator.num_processes]
-        own_counts = self.rollouts.measure(mine)
+        own_questions = self.held_out[self.accelerator.process_index :: self.accelerator.num_processes]
+        own_counts = self.rollouts.measure(own_questions)
         counts = torch.tensor(own_counts, device=self.accelerator.device)
         right, verdicts, turns = self.accelerator.reduce(counts, reduction="sum").tolist()
         if verdicts:

@@ -49,12 +49,13 @@ def train_in_child(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / PLAN
+    stop = folder / STOP
     write_atomic(path, plan.model_dump_json())  # other machines may be looking for it
-    (folder / STOP).unlink(missing_ok=True)
+    stop.unlink(missing_ok=True)
     child = _start(plan, path, devices)
     lines, readers = _read_streams(child)
     try:
-        with (folder / LOG).open("w", encoding="utf-8") as log, on_sigterm((folder / STOP).touch, once=True):
+        with (folder / LOG).open("w", encoding="utf-8") as log, on_sigterm(stop.touch, once=True):
             # launchers would kill their workers soon after a SIGTERM; the file lets them end their step
             last = _follow(lines, log, on_metrics, silence_s)
     finally:
@@ -62,7 +63,8 @@ def train_in_child(
         path.unlink(missing_ok=True)  # nobody joins a training that is over
         for thread in readers:
             thread.join()
-    if not (child.returncode == 0 and (folder / MODEL).is_dir()):
+    is_finished = child.returncode == 0 and (folder / MODEL).is_dir()
+    if not is_finished:
         raise _death(child.returncode, last, plan)
     for name in (CHECKPOINTS, SERVED):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -80,11 +82,13 @@ def _start(plan: Plan, path: Path, devices: Sequence[str] | None) -> subprocess.
         path: the plan's file.
         devices: the GPUs that it may use, as CUDA names them; None for all.
     """
-    variables = environment(plan) | {PARENT: str(os.getpid())}
+    variables = environment(plan)
+    variables[PARENT] = str(os.getpid())
     if devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    command = [*parent_bound_prefix(), *launcher(plan.recipe.hardware), "-m", CHILD, str(path)]
     return subprocess.Popen(
-        [*parent_bound_prefix(), *launcher(plan.recipe.hardware), "-m", CHILD, str(path)],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -130,11 +134,13 @@ def launcher(hardware: Hardware) -> list[str]:
     if python is None:
         problem = f"no such Python for training: {hardware.python}"
         raise ResourceError(problem, "Set hardware.python to one that exists.")
+    if not hardware.launch and hardware.processes == 1:
+        return [python]
     if not hardware.launch:
-        return [python] if hardware.processes == 1 else [python, *TORCHRUN, f"--nproc-per-node={hardware.processes}"]
-    search_path = os.environ.get("PATH", os.defpath)
-    places = os.pathsep.join([str(Path(python).parent), search_path])
-    program = shutil.which(hardware.launch[0], path=places)
+        return [python, *TORCHRUN, f"--nproc-per-node={hardware.processes}"]
+    own_folder = str(Path(python).parent)
+    search_path = os.pathsep.join([own_folder, os.environ.get("PATH", os.defpath)])
+    program = shutil.which(hardware.launch[0], path=search_path)
     if program is None:
         raise ResourceError(
             f"no such launcher for training: {hardware.launch[0]}",
@@ -145,9 +151,12 @@ def launcher(hardware: Hardware) -> list[str]:
 
 def environment(plan: Plan) -> dict[str, str]:
     """The variables of a training child, on whichever machine."""
+    folders = [str(ROOT)]
+    if os.environ.get("PYTHONPATH"):
+        folders.append(os.environ["PYTHONPATH"])
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join(folders),
         "OMP_NUM_THREADS": str(plan.recipe.hardware.threads),
         # Threads that wait must sleep: on a machine that is also doing other work, spinning ones made steps 50x slower.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),

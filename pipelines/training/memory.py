@@ -44,11 +44,11 @@ class Shape:
     @property
     def matrices(self) -> list[tuple[int, int]]:
         """(inputs, outputs) of a block's linear layers: queries, keys, values, output, and the MLP's three."""
-        wide = self.heads * self.head
-        narrow = self.kv_heads * self.head
-        query = (self.hidden, wide)
-        key_or_value = (self.hidden, narrow)
-        output = (wide, self.hidden)
+        query_width = self.heads * self.head
+        key_width = self.kv_heads * self.head
+        query = (self.hidden, query_width)
+        key_or_value = (self.hidden, key_width)
+        output = (query_width, self.hidden)
         gate_or_up = (self.hidden, self.ffn)
         down = (self.ffn, self.hidden)
         return [query, key_or_value, key_or_value, output, gate_or_up, gate_or_up, down]
@@ -100,11 +100,13 @@ def shape_of(model: Model) -> Shape:
         return Shape(tiny.width, tiny.layers, *heads, tied=True, head=head, norms=True)
     if model.source in SHAPES:
         return SHAPES[model.source]
+    source = Path(model.source).expanduser()
     if is_gguf(model.source):
-        return _shape_in_config(config_of(Path(model.source).expanduser()))
-    path = Path(model.source).expanduser() / "config.json"
+        return _shape_in_config(config_of(source))
+    path = source / "config.json"
     try:
-        return _shape_in_config(json.loads(path.read_text(encoding="utf-8")))
+        config = json.loads(path.read_text(encoding="utf-8"))
+        return _shape_in_config(config)
     except (OSError, ValueError, KeyError, TypeError) as error:
         hint = f"Give its folder as model.source, or one of: {', '.join(SHAPES)}."
         raise DataError(f"the shape of {model.source} is not known: {type(error).__name__} in {path}", hint) from None
@@ -204,22 +206,29 @@ def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:
     lora = recipe.model.lora
     way = _way(recipe)
     half = recipe.model.compute_dtype == "bfloat16"
-    rank = 0 if lora is None else lora.rank
+    rank = 0
+    if lora is not None:
+        rank = lora.rank
     if kind == "sft":
-        rows = micro_rows(max(1, recipe.sft.batch // gpus), recipe.sft.micro_batch)
+        share = max(1, recipe.sft.batch // gpus)
+        rows = micro_rows(share, recipe.sft.micro_batch)
         return Setup(way, gpus, rows, recipe.sft.max_tokens, 0, half, rank)
     grpo = recipe.grpo
     is_served = recipe.rollout.policy != IN_PROCESS
     share = max(1, grpo.questions_per_step * grpo.group // gpus)
+    slots = 0
+    if not is_served:
+        slots = min(recipe.rollout.slots, share)
+    is_merged_for_servers = way == "qlora" and is_served
     return Setup(
         way,
         gpus,
         rows=micro_rows(share, grpo.micro_batch),
         tokens=grpo.sampling.episode_tokens,
-        slots=0 if is_served else min(recipe.rollout.slots, share),
+        slots=slots,
         half=half,
         rank=rank,
-        sent=bool(recipe.rollout.servers) or (way == "qlora" and is_served),
+        sent=bool(recipe.rollout.servers) or is_merged_for_servers,
         most=hardware.micro_tokens,
         padded_rows=LIKE_ROWS,
         reference=grpo.beta != 0,
@@ -240,24 +249,26 @@ def _way(recipe: Recipe) -> Way:
     return "full"
 
 
-def estimate_memory(shape: Shape, how: Setup) -> Memory:
+def estimate_memory(shape: Shape, run: Setup) -> Memory:
     """The bytes on each GPU."""
-    wide = 2 if how.half else 4  # bytes of a product
-    weights, copies, gradients, optimizer = _states(shape, how, wide)
-    if how.reference:
-        copies += _reference_bytes(shape, how)
-    decoded = how.slots * shape.vocabulary * 4 * 3  # logits, their softmax, and its cumulative sum
-    key_or_value = shape.layers * shape.kv_heads * shape.head * wide  # bytes of a token's keys, or of its values
-    cache = how.slots * how.tokens * 2 * key_or_value
-    if how.way == "zero3" and how.slots:
+    product_bytes = 2 if run.half else 4  # bytes of a product
+    weights, copies, gradients, optimizer = _states(shape, run, product_bytes)
+    if run.reference:
+        copies += _reference_bytes(shape, run)
+    decoded = run.slots * shape.vocabulary * 4 * 3  # logits, their softmax, and its cumulative sum
+    key_or_value = (
+        shape.layers * shape.kv_heads * shape.head * product_bytes
+    )  # bytes of a token's keys, or of its values
+    cache = run.slots * run.tokens * 2 * key_or_value
+    if run.way == "zero3" and run.slots:
         cache += 2 * shape.parameters  # whole weights, gathered to decode with
     twin = 0
-    if how.twin:
-        bytes_a_weight = 6 if how.half else 4  # float32, and the copy that is multiplied
+    if run.twin:
+        bytes_a_weight = 6 if run.half else 4  # float32, and the copy that is multiplied
         twin = bytes_a_weight * shape.parameters
-    residual = 4 if how.way == "full" else wide  # autocast leaves the sum of the layers in float32
-    layer_inputs = how.backward * shape.layers * shape.hidden * residual
-    one_layer = _forward_tokens(shape, how) * _layer(shape, wide, residual)
+    residual_bytes = 4 if run.way == "full" else product_bytes  # autocast leaves the sum of the layers in float32
+    layer_inputs = run.backward * shape.layers * shape.hidden * residual_bytes
+    one_layer = _forward_tokens(shape, run) * _layer(shape, product_bytes, residual_bytes)
     return Memory(
         weights,
         copies,
@@ -270,60 +281,66 @@ def estimate_memory(shape: Shape, how: Setup) -> Memory:
     )
 
 
-def _reference_bytes(shape: Shape, how: Setup) -> int:
+def _reference_bytes(shape: Shape, run: Setup) -> int:
     """Bytes of the reference model, which ZeRO-2 does not share out; 0 for a policy with adapters, its own without."""
     count = shape.parameters
-    if how.way == "full":
+    if run.way == "full":
         return 4 * count
-    if how.way == "zero2":
+    if run.way == "zero2":
         return 2 * count
-    if how.way == "zero3":
-        return 2 * count // how.gpus
+    if run.way == "zero3":
+        return 2 * count // run.gpus
     return 0
 
 
-def _forward_tokens(shape: Shape, how: Setup) -> int:
+def _forward_tokens(shape: Shape, run: Setup) -> int:
     """Tokens of one forward: all of a backward, or a share of them for a model with windows, which cannot be packed."""
     if not shape.window:
-        return how.backward
-    rows = math.ceil(how.backward / how.tokens)
-    forwards = math.ceil(how.rows / (how.padded_rows or how.rows))  # each part of a micro-batch has as many
+        return run.backward
+    rows = math.ceil(run.backward / run.tokens)
+    forwards = math.ceil(run.rows / (run.padded_rows or run.rows))  # each part of a micro-batch has as many
     rows_of_one = math.ceil(rows / forwards)
-    return min(how.backward, rows_of_one * how.tokens)
+    return min(run.backward, rows_of_one * run.tokens)
 
 
-def _states(shape: Shape, how: Setup, wide: int) -> tuple[int, int, int, int]:
+def _states(shape: Shape, run: Setup, product_bytes: int) -> tuple[int, int, int, int]:
     """Bytes of weights, their copies, gradients and optimiser, AdamW's two moments of four bytes each."""
     count = shape.parameters
-    gpus = how.gpus
+    gpus = run.gpus
     buckets = 2 if gpus > 1 else 1  # DistributedDataParallel has a second copy of all gradients
-    if how.way in ("lora", "qlora"):
-        trained = shape.adapters(how.rank)
-        merged = wide * count if how.sent else 0
-        base = wide * count
-        if how.way == "qlora":
+    if run.way in ("lora", "qlora"):
+        trained = shape.adapters(run.rank)
+        merged = 0
+        if run.sent:
+            merged = product_bytes * count
+        base = product_bytes * count
+        if run.way == "qlora":
             sizes = [rows * columns for rows, columns in shape.matrices]
             linear = shape.layers * sum(sizes)
-            base = wide * (count - linear) + int(NF4 * linear)
-            merged += wide * max(sizes)  # matrices are written in full one by one
+            base = product_bytes * (count - linear) + int(NF4 * linear)
+            merged += product_bytes * max(sizes)  # matrices are written in full one by one
         return base + 4 * trained, merged, 4 * trained * buckets, 8 * trained
-    if how.way == "full":
-        copies = 2 * count if how.half else 0
+    if run.way == "full":
+        copies = 0
+        if run.half:
+            copies = 2 * count
         return 4 * count, copies, 4 * count * buckets, 8 * count
-    if how.way == "zero2":  # deepspeed's estimate_zero2_model_states_mem_needs: 4 P + 16 P / N
+    if run.way == "zero2":  # deepspeed's estimate_zero2_model_states_mem_needs: 4 P + 16 P / N
         return 2 * count, 0, 2 * count, 16 * count // gpus
     largest = max(shape.block, shape.embeddings)  # its estimate_zero3_...: 18 P / N, and the largest layer twice
     return 2 * count // gpus, 4 * largest, 0, 16 * count // gpus
 
 
-def _layer(shape: Shape, wide: int, residual: int) -> int:
+def _layer(shape: Shape, product_bytes: int, residual_bytes: int) -> int:
     """Bytes of a token while one block is computed again and differentiated.
 
     Two norms keep their inputs; queries, keys and values are kept before and after they are turned; the MLP keeps its
     gate, the activated gate, its other half and their product.
     """
+    norms = 2 * residual_bytes * shape.hidden
     attention = 3 * shape.heads * shape.head + 4 * shape.kv_heads * shape.head
-    return 2 * residual * shape.hidden + wide * (4 * shape.hidden + attention + 4 * shape.ffn)
+    products = 4 * shape.hidden + attention + 4 * shape.ffn
+    return norms + product_bytes * products
 
 
 def check_memory(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus: int, free: int) -> str | None:
@@ -344,19 +361,26 @@ def check_memory(recipe: Recipe, kind: Literal["sft", "grpo"], total: int, gpus:
     states = memory.weights + memory.gradients + memory.optimizer
     if states + RESERVE > total:
         raise ResourceError(
-            f"{recipe.model.source} takes {states / 2**30:.0f} GiB of weights, gradients and optimiser for {kind} "
-            f"on each GPU, which has {total / 2**30:.0f}",
+            f"{recipe.model.source} takes {_gib(states)} GiB of weights, gradients and optimiser for {kind} "
+            f"on each GPU, which has {_gib(total)}",
             "Set model.lora={rank: 32, alpha: 64}, with bits: 4 for less, or hardware.deepspeed=zero3 on several GPUs; "
             "see sqltrain plan.",
         )
     if memory.peak <= free:
         return None
-    knobs = to_lower(recipe, kind)
+    *others, lower = to_lower(recipe, kind)
     if kind == "grpo":
-        knobs.append("grpo.sampling.episode_tokens")
-    lower = " or ".join(filter(None, [", ".join(knobs[:-1]), knobs[-1]]))
-    needs = f"{kind} may take {memory.peak / 2**30:.0f} GiB of each GPU, where {free / 2**30:.0f} are free"
+        others.append(lower)
+        lower = "grpo.sampling.episode_tokens"
+    if others:
+        lower = f"{', '.join(others)} or {lower}"
+    needs = f"{kind} may take {_gib(memory.peak)} GiB of each GPU, where {_gib(free)} are free"
     return f"{needs}: lower {lower} if memory is full"
+
+
+def _gib(n_bytes: int) -> str:
+    """A number of bytes in whole GiB."""
+    return f"{n_bytes / 2**30:.0f}"
 
 
 def to_lower(recipe: Recipe, kind: str) -> list[str]:

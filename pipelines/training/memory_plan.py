@@ -75,8 +75,10 @@ def need_lines(needs: Sequence[MemoryNeed]) -> Iterator[str]:
 def fitting_lines(recipe: Recipe) -> list[str]:
     """For models of 0.5B to 14B: the ways that fit one GPU of each size, and eight of 80 GB, with the most rows."""
     largest = GPU_SIZES[-1]
-    machines = [*((1, size) for size in GPU_SIZES), (8, largest)]  # (GPUs, GB of each)
-    heads = [*(f"{size} GB" for size in GPU_SIZES), f"8 x {largest} GB"]
+    machines = [(1, size) for size in GPU_SIZES]  # (GPUs, GB of each)
+    machines.append((8, largest))
+    heads = [f"{size} GB" for size in GPU_SIZES]
+    heads.append(f"8 x {largest} GB")
     rank = DEFAULT_RANK
     if recipe.model.lora is not None:
         rank = recipe.model.lora.rank
@@ -112,6 +114,7 @@ def _fitting_ways(recipe: Recipe, shape: Shape, gpus: int, size: int, rank: int)
 def _most_rows(shape: Shape, setup: Setup, n_bytes: float) -> int:
     """The most rows of a micro-batch that fit; 0 if not even one does."""
     for rows in ROWS:
-        if memory.estimate_memory(shape, replace(setup, rows=rows)).peak <= n_bytes:
+        used = memory.estimate_memory(shape, replace(setup, rows=rows))
+        if used.peak <= n_bytes:
             return rows
     return 0

@@ -59,7 +59,10 @@ class Attention:
         multiplies = v.device.type == "cpu" and v.dtype == torch.bfloat16 and not settings["dropout"]
         outputs = []
         for (n_rows, _, _), mask, *tensors in by_group:
-            by_row = [tensor.unflatten(0, (n_rows, -1)).transpose(1, 2) for tensor in tensors]
+            by_row = []
+            for tensor in tensors:
+                of_rows = tensor.view(n_rows, -1, *tensor.shape[1:])
+                by_row.append(of_rows.transpose(1, 2))  # (R, H, Q or K, D)
             if multiplies and type(mask) is Tensor:  # a long row's mask is only described
                 row_query, row_key, row_value = by_row
                 output = short_attention(row_query, row_key, row_value, mask, settings["scaling"])

@@ -99,19 +99,24 @@ class Generation:
         rewards = [paid.reward(track) for paid in episodes]
         return torch.tensor(rewards, dtype=torch.float32)
 
-    def replace(self, again: Generation, places: Sequence[int], group: int) -> None:
-        """Put groups of another draw in the places of groups that taught nothing, if they teach more."""
-        is_alike = advantages.zero_variance(again.rewards(FULL), group).tolist()
+    def replace(self, redrawn: Generation, equal_groups: Sequence[int], group: int) -> None:
+        """Put groups of another draw in the place of groups that taught nothing, if they teach more."""
+        is_alike = advantages.zero_variance(redrawn.rewards(FULL), group).tolist()
         episodes = list(self.episodes)
-        for number, (place, teaches_nothing) in enumerate(zip(places, is_alike, strict=False)):
+        for number, teaches_nothing in enumerate(is_alike):
             if teaches_nothing:
                 continue
             first = number * group
-            start = place * group
-            episodes[start : start + group] = again.episodes[first : first + group]
+            start = equal_groups[number] * group
+            episodes[start : start + group] = redrawn.episodes[first : first + group]
         self.episodes = episodes
-        self.seconds = {name: value + again.seconds[name] for name, value in self.seconds.items()}
-        self.judge = {name: value + again.judge[name] for name, value in self.judge.items()}
+        self.seconds = _added_up(self.seconds, redrawn.seconds)
+        self.judge = _added_up(self.judge, redrawn.judge)
+
+
+def _added_up(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """The sums of two generations' numbers, which have the same names."""
+    return {name: value + second[name] for name, value in first.items()}
 
 
 class Rollouts:
@@ -149,26 +154,26 @@ class Rollouts:
             first: the row of the first id among all processes' rows.
         """
         group = self.grpo.group
-        made = self._run(ids, f"{generation}", first)
+        generated = self._run(ids, f"{generation}", first)
         for attempt in range(1, self.grpo.resample + 1):
-            is_alike = advantages.zero_variance(made.rewards(FULL), group)
+            is_alike = advantages.zero_variance(generated.rewards(FULL), group)
             equal_groups = is_alike.nonzero().flatten().tolist()
             if not equal_groups:
                 break
             rng = np.random.default_rng((self.recipe.seed, generation, attempt, first))
             rows: list[str] = []
-            for name in self._other_questions(made, len(equal_groups), rng):
+            for name in self._other_questions(generated, len(equal_groups), rng):
                 rows += [name] * group
-            again = self._run(rows, f"{generation}\0{attempt}", first)
-            made.replace(again, equal_groups, group)
-        self.last = made.drawn
-        return made
+            redrawn = self._run(rows, f"{generation}\0{attempt}", first)
+            generated.replace(redrawn, equal_groups, group)
+        self.last = generated.drawn
+        return generated
 
-    def _other_questions(self, made: Generation, count: int, rng: np.random.Generator) -> list[str]:
+    def _other_questions(self, generated: Generation, count: int, rng: np.random.Generator) -> list[str]:
         """Questions that this process has not asked in a generation, or any if it has asked all: each draws for
         itself.
         """
-        asked_ids = {paid.trajectory.example_id for paid in made.episodes}
+        asked_ids = {paid.trajectory.example_id for paid in generated.episodes}
         names = [name for name in self.examples if name not in asked_ids]
         if not names:
             names = list(self.examples)
@@ -388,9 +393,9 @@ def token_advantages(by_turn: Tensor, episodes: Sequence[PaidEpisode], width: in
         first = length - len(completion)
         paid_turns = min(len(ends), len(values))  # an episode that takes no part may have more turns than the others
         tokens = []
-        for place in range(first, length):
+        for index in range(first, length):
             advantage = 0.0
-            turn = bisect_right(ends, place)
+            turn = bisect_right(ends, index)
             if turn < paid_turns:
                 advantage = values[turn]
             tokens.append(advantage)

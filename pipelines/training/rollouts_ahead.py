@@ -146,5 +146,6 @@ def _network_and_policy(plan: Plan) -> tuple[Any, Any]:
     from pipelines.rollout.policies.factories import device
 
     network, tokenizer = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
-    network.to(device(plan.recipe, int(os.environ.get("LOCAL_RANK", "0"))))
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    network.to(device(plan.recipe, rank))
     return network, in_process_policy(plan.recipe, network, tokenizer)
