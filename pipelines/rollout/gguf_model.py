@@ -128,7 +128,10 @@ def read_header(file: Path) -> Header:
         fields: dict[str, Any] = {}
         for name, field in reader.fields.items():
             _, _, last_word = name.rpartition(".")
-            fields[name] = len(field.data) if last_word in LISTS else field.contents()
+            if last_word in LISTS:
+                fields[name] = len(field.data)
+            else:
+                fields[name] = field.contents()
         header = Header(
             file=file,
             fields=fields,
@@ -232,10 +235,14 @@ def _card(header: Header) -> str:
     fields = header.fields
     title = fields.get("general.name") or header.file.stem
     licence = fields.get("general.license")
-    types = ", ".join(f"{count} tensors {name}" for name, count in header.types.most_common())
-    head = f"---\nlicense: {licence}\n---\n\n" if licence else ""
+    counts = [f"{count} tensors {name}" for name, count in header.types.most_common()]
+    types = ", ".join(counts)
+    digest = cached_digest(header.file)
+    head = ""
+    if licence:
+        head = f"---\nlicense: {licence}\n---\n\n"
     return (
         f"{head}# {title}\n\n"
-        f"Weights of the GGUF file `{header.file.name}` (sha256 {cached_digest(header.file)}), {header.n_weights:,} of "
+        f"Weights of the GGUF file `{header.file.name}` (sha256 {digest}), {header.n_weights:,} of "
         f"them, turned into float32 by sqltrain. They were quantised as: {types}.\n"
     )

@@ -44,7 +44,12 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
     recipe = plan.recipe
     network, tokenizer = model.load_to_train(plan.checkpoint_in, recipe.model)
     step_log = StepLog()
-    curves = CURVES | CLIP_CURVES if LOSSES[recipe.grpo.loss].trl else CURVES
+    curves = CURVES
+    if LOSSES[recipe.grpo.loss].trl:
+        curves = CURVES | CLIP_CURVES
+    held_out: Sequence[Example] = ()
+    if plan.held_out is not None:
+        held_out = samples.read_plan_data(plan.held_out, Example)
     with Environment(recipe, workers=None) as environment:
         policy = training_policy(plan, network, tokenizer)
         rollouts = make_rollouts(plan, examples, policy, environment)
@@ -54,7 +59,7 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             plan=plan,
             rollouts=rollouts,
             step_log=step_log,
-            held_out=samples.read_plan_data(plan.held_out, Example) if plan.held_out else (),
+            held_out=held_out,
             sync=sync,
             model=network,
             processing_class=tokenizer,
@@ -64,7 +69,9 @@ def train(plan: Plan, examples: Sequence[Example], emit: Emit) -> GrpoTrainer:
             args=arguments(plan, len(examples)),
         )
         if recipe.grpo.staleness:
-            weights = None if sync else whole_weights(grpo_trainer)[1]
+            weights = None
+            if sync is None:
+                _, weights = whole_weights(grpo_trainer)
             grpo_trainer.ahead = RolloutsAhead(plan, examples, weights)
         try:
             trainer.run(grpo_trainer, plan)
@@ -120,6 +127,9 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
     n_steps = samples.grpo_steps(grpo, questions)
     # A loss that TRL does not have leaves TRL the penalty on leaving the reference: its mean is over all tokens then.
     loss_type = LOSSES[grpo.loss].trl or "dapo"
+    epsilon_high = grpo.clip_high
+    if loss_type == "cispo":  # TRL's takes the bound itself, its other losses the bound's distance from 1
+        epsilon_high = 1 + grpo.clip_high
     return GRPOConfig(
         **trainer.common(plan, n_steps, _save_steps(grpo)),
         per_device_train_batch_size=micro,
@@ -131,8 +141,7 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
         temperature=grpo.sampling.temperature,
         beta=grpo.beta,
         epsilon=grpo.clip_low,
-        # TRL's cispo takes the bound itself, its other losses the bound's distance from 1.
-        epsilon_high=1 + grpo.clip_high if loss_type == "cispo" else grpo.clip_high,
+        epsilon_high=epsilon_high,
         loss_type=loss_type,
         importance_sampling_level=grpo.level,
         shuffle_dataset=False,
@@ -141,7 +150,8 @@ def arguments(plan: Plan, questions: int) -> GRPOConfig:
 
 def _save_steps(grpo: Grpo) -> int:
     """Steps between checkpoints: a whole number of generations, for a checkpoint within one would lose its rollouts."""
-    return math.ceil(grpo.save_steps / grpo.updates_per_rollout) * grpo.updates_per_rollout
+    generations = math.ceil(grpo.save_steps / grpo.updates_per_rollout)
+    return generations * grpo.updates_per_rollout
 
 
 def questions_in_order(plan: Plan, examples: Sequence[Example]) -> datasets.Dataset:

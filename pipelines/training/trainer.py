@@ -54,8 +54,11 @@ class Preemption(TrainerCallback):  # type: ignore[misc]
         """Agree whether to stop here."""
         if state.global_step % self._every or state.global_step >= state.max_steps:
             return
-        is_asked = self._is_asked or (state.is_world_process_zero and self._file.exists())
-        if reduce(torch.tensor(float(is_asked), device=PartialState().device)):
+        is_asked = self._is_asked
+        if state.is_world_process_zero and self._file.exists():
+            is_asked = True
+        own_vote = torch.tensor(float(is_asked), device=PartialState().device)
+        if reduce(own_vote):
             self.step = state.global_step
             control.should_save = True
             control.should_training_stop = True
@@ -74,7 +77,9 @@ class TrainerMixin:
         optimizer: Any = getattr(self, "optimizer", None)
         if optimizer is None:
             settings = self.plan.optimizer
-            network = self.model if model is None else model
+            network = model
+            if model is None:
+                network = self.model
             self.optimizer = OPTIMIZERS[settings.kind].make(network, settings, **settings.options)
         return super().create_optimizer(model)  # type: ignore[misc]
 
@@ -84,8 +89,10 @@ class TrainerMixin:
         Args:
             compute: the loss of one part.
         """
-        # TRL's loss is divided by the micro-batches of a step already; DeepSpeed would do it once more.
-        unscaled = {"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}
+        unscaled = {}
+        if self.is_deepspeed_enabled:
+            # TRL's loss is divided by the micro-batches of a step already; DeepSpeed would do it once more.
+            unscaled["scale_wrt_gas"] = False
         before: float | torch.Tensor = 0.0
         for part in parts[:-1]:
             with unsynchronised(self.accelerator, model):
@@ -98,7 +105,8 @@ class TrainerMixin:
         """The largest of the processes' counts."""
         if self.accelerator.num_processes == 1:
             return count
-        counts: torch.Tensor = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
+        own_count = torch.tensor([count], device=self.accelerator.device)
+        counts: torch.Tensor = self.accelerator.gather(own_count)
         return int(counts.max())
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
@@ -147,10 +155,12 @@ def deepspeed_file(plan: Plan) -> str | None:
         return None
     if OPTIMIZERS[kind].whole_matrices:
         raise RecipeError(f"{kind} needs whole matrices, and DeepSpeed cuts them up", "Set optimizer.kind=adamw.")
-    ours = CONF.parent / "infra" / "deepspeed" / f"{name}.json"
-    path = ours if ours.is_file() else Path(name)
+    folder = CONF.parent / "infra" / "deepspeed"
+    path = folder / f"{name}.json"
     if not path.is_file():
-        stems = sorted(file.stem for file in ours.parent.glob("*.json"))
+        path = Path(name)
+    if not path.is_file():
+        stems = sorted(file.stem for file in folder.glob("*.json"))
         names = ", ".join(stems)
         raise RecipeError(f"hardware.deepspeed: no such file {name}", f"Give a JSON file or one of: {names}.")
     settings = json.loads(path.read_text(encoding="utf-8"))
@@ -180,7 +190,9 @@ def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
     """Arguments of TRL's configurations that SFT and GRPO share."""
     is_cpu = device(plan.recipe, 0) == "cpu"
     optimizer = plan.optimizer
-    schedule = "constant_with_warmup" if optimizer.schedule == "constant" else optimizer.schedule
+    schedule: str = optimizer.schedule
+    if schedule == "constant":
+        schedule = "constant_with_warmup"
     return {
         "learning_rate": optimizer.lr,
         "adam_beta1": optimizer.betas[0],
@@ -219,7 +231,9 @@ def run(trainer: Any, plan: Plan) -> None:
     keeps_small_updates(trainer.model)
     patch_trl_lm_head()
     trainer.remove_callback(PrinterCallback)
-    stops_every = plan.recipe.grpo.updates_per_rollout if plan.kind == "grpo" else 1
+    stops_every = 1
+    if plan.kind == "grpo":
+        stops_every = plan.recipe.grpo.updates_per_rollout
     stop = Preemption(plan.out, stops_every)
     # The recorder comes last: it looks for room before each checkpoint, also before that of a stop.
     recorder = trainer.pop_callback(CurveRecorder)
@@ -247,7 +261,9 @@ def _write_model(trainer: Any, plan: Plan) -> None:
     out = plan.out
     has_adapters = plan.recipe.model.lora is not None
     partial = out / f"{MODEL}.partial"
-    saved = out / ADAPTER if has_adapters else partial
+    saved = partial
+    if has_adapters:
+        saved = out / ADAPTER
     trainer.save_model(str(saved))
     if not is_main():
         return
@@ -259,7 +275,8 @@ def _write_model(trainer: Any, plan: Plan) -> None:
         from peft import PeftModel
 
         base, _ = load(plan.checkpoint_in, plan.recipe.model, torch.float32)
-        PeftModel.from_pretrained(base, str(saved)).merge_and_unload().save_pretrained(partial)
+        adapted = PeftModel.from_pretrained(base, str(saved))
+        adapted.merge_and_unload().save_pretrained(partial)
     if has_adapters:
         trainer.processing_class.save_pretrained(partial)
     if (out / MODEL).exists():
@@ -274,7 +291,10 @@ def resume_point(plan: Plan) -> str | None:
     `grpo.resample` do: each process chooses for itself.)
     """
     plan_json = plan.model_dump_json()
-    sent = [(plan_json, last_whole_checkpoint(plan.out) if is_main() else None)]
+    checkpoint = None
+    if is_main():
+        checkpoint = last_whole_checkpoint(plan.out)
+    sent = [(plan_json, checkpoint)]
     broadcast_object_list(sent)
     first_plan, checkpoint = sent[0]
     if first_plan != plan_json:

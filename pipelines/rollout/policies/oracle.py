@@ -372,9 +372,10 @@ def lookups(example: Example, schema: Schema | None = None) -> list[Lookup]:
     filters = example.annotations.filters
     if filters is not None:
         annotated = []
-        for text in filters:
-            probe = f"SELECT DISTINCT {text.column} FROM {text.table}"
-            annotated.append(Lookup(text.table, text.column, text.stored, probe, text.asked))
+        for condition in filters:
+            probe = f"SELECT DISTINCT {condition.column} FROM {condition.table}"
+            lookup = Lookup(condition.table, condition.column, condition.stored, probe, condition.asked)
+            annotated.append(lookup)
         return annotated
     engine = analyst.reading(example.database)
     (compared,) = analyst.lookups([(example.gold_sql, schema, engine)])
