@@ -201,6 +201,8 @@ def test_a_language_model_of_a_laptop_is_trained_whole(shop):
     assert (recipe.protocol.prompt, recipe.protocol.schema_style) == ("compact", "lines")
     assert recipe.synthesis.teacher.spelling == "schema"
     assert recipe.data.drop_empty
+    assert recipe.data.values == 3
+    assert recipe.evaluation.samples == 0
 
 
 def test_a_language_model_on_a_cpu_is_told_its_minutes(tmp_path, monkeypatch):
