@@ -154,7 +154,8 @@ def _check_verdict(item: Check, pool: str, outcome: Any) -> dict[str, Any]:
     raised = []
     for exception in exceptions:
         if exception.get("raised_exception"):
-            raised.append(str(exception.get("exception_message")))
+            message = exception.get("exception_message")
+            raised.append(str(message))
     counts = outcome.result
     if raised or "element_count" not in counts:
         words = " ".join(raised).split()

@@ -344,7 +344,8 @@ def print_score(scored: PredictionScore) -> None:
     """Print the figures by level, and what a person should know about them."""
     summary = scored.summary
     table = Table(box=None, pad_edge=False)
-    table.add_column("equality", no_wrap=True, min_width=max(map(len, scored.equalities)))
+    longest_name = max(map(len, scored.equalities))
+    table.add_column("equality", no_wrap=True, min_width=longest_name)
     for level, count in summary.counts.items():
         table.add_column(f"{level} ({count})", justify="right")
     for name in scored.equalities:

@@ -22,6 +22,7 @@ from pipelines.nightly.ledger import PROD, STAGING, TIERS, Ledger
 from pipelines.nightly.night import NightContext, night_title, run_night
 from pipelines.nightly.store_status import status_text, store_status
 from pipelines.nightly.store_transfer import pull_stages, push_stages
+from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import explicit_store_folder, open_recipe, split_store
 from tasks import contracts
 from tasks.models import announce_champion, announce_if_stale
@@ -92,13 +93,7 @@ def nightly(
     if since is not None:
         days = inbox.delivery_days(loaded.nightly, since.date())
     for day in days:
-        with Bars(terminal.console) as bars:
-            with Tracker(loaded, store, bars.say, night_title(loaded, store)) as tracker:
-                walk = functools.partial(terminal.walk, progress=bars, tracker=tracker)
-                context = NightContext(recipe, words, loaded, store, walk, contracts.check)
-                line = run_night(context, day)
-                tracker.note_decision(line)
-            announce_champion(loaded.name, store, bars.say)
+        line = make_night(recipe, words, loaded, store, day)
         if json_output:
             emit(line)
         else:
@@ -106,6 +101,25 @@ def nightly(
             if day is not None:
                 text = f"{day}: {text}"
             terminal.say(text)
+
+
+def make_night(name: str, words: Sequence[str], recipe: Recipe, store: Store, day: date | None) -> dict[str, Any]:
+    """One tracked night with its progress on the screen; its line of the ledger.
+
+    Args:
+        name: the recipe as the user named it.
+        words: the user's overrides.
+        day: the day that is replayed; None for a night of today.
+    """
+    with Bars(terminal.console) as bars:
+        title = night_title(recipe, store)
+        with Tracker(recipe, store, bars.say, title) as tracker:
+            walk = functools.partial(terminal.walk, progress=bars, tracker=tracker)
+            context = NightContext(name, words, recipe, store, walk, contracts.check)
+            line = run_night(context, day)
+            tracker.note_decision(line)
+        announce_champion(recipe.name, store, bars.say)
+    return line
 
 
 def echo_error(line: str) -> None:
@@ -232,12 +246,14 @@ def init(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where infra
     shutil.rmtree(work, ignore_errors=True)  # an earlier command may have been killed
     shutil.copytree(INFRA, work, ignore=shutil.ignore_patterns("__pycache__"))
     for path in work.glob("images/*.Dockerfile"):
-        write_atomic(path, wheel_dockerfile(path.read_text(encoding="utf-8")))
+        of_checkout = path.read_text(encoding="utf-8")
+        write_atomic(path, wheel_dockerfile(of_checkout))
     write_atomic(ignore_file, "*\n!infra\n!sqltrain-*.whl\n")
     work.rename(infra)
     typer.echo(f"wrote {infra}: its README.md has every step, from the server's key on; run them in {home}")
     typer.echo("images are built of the wheel of this version: put it there first")
-    typer.echo(f"next: cd {shlex.quote(str(home))} && export SQLTRAIN_HOME=$PWD && python infra/deploy.py")
+    quoted_home = shlex.quote(str(home))
+    typer.echo(f"next: cd {quoted_home} && export SQLTRAIN_HOME=$PWD && python infra/deploy.py")
 
 
 def wheel_dockerfile(text: str) -> str:

@@ -200,7 +200,8 @@ def watch(
     with Live(Text(page or nothing), console=terminal.console, auto_refresh=False) as live:
         while not training.is_finished:
             time.sleep(every)
-            live.update(Text(training.newest_curves() or nothing), refresh=True)
+            page = training.newest_curves()
+            live.update(Text(page or nothing), refresh=True)
 
 
 @app.command()

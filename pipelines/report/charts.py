@@ -591,9 +591,9 @@ def histogram(rates: Sequence[float], label: str) -> Html:
             width=slot * 0.76,
             height=frame.bottom - top,
         )
-        drawing.append(rectangle)
-        drawing.append(text(middle, top - 5, formats.count(number), "end-value", "middle"))
-        drawing.append(text(middle, frame.bottom + 15, name, "tick", "middle"))
+        value = text(middle, top - 5, formats.count(number), "end-value", "middle")
+        title = text(middle, frame.bottom + 15, name, "tick", "middle")
+        drawing += [rectangle, value, title]
     drawing.append(horizontal(frame.left, frame.right, frame.bottom, "axis"))
     drawing.append(text(frame.right, frame.bottom + 32, "pass rate of the policy after SFT", "axis-label", "end"))
     return canvas(width, height, label, drawing)
@@ -640,7 +640,8 @@ def cloud(dots: Sequence[Dot], unit: str) -> Html:
         system_dots.append(dot)
     for style, system_dots in dots_by_style.items():
         positions = [(across(dot.x), up(dot.y)) for dot in system_dots]
-        drawing.append(polyline(positions, _styled("line faint", style)))
+        line = polyline(positions, _styled("line faint", style))
+        drawing.append(line)
         for dot, (x, y) in zip(system_dots, positions, strict=True):
             accuracy = formats.percent(dot.y)
             cost = formats.count(dot.x)

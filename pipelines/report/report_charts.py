@@ -206,7 +206,8 @@ def _lines_over_k(systems: Sequence[_System], kind: str) -> list[charts.Series]:
             chart_point = charts.Point(point.k, estimate.value, estimate.low, estimate.high)
             points.append(chart_point)
         if points:
-            lines.append(charts.Series(system.style, system.name, tuple(points)))
+            line = charts.Series(system.style, system.name, tuple(points))
+            lines.append(line)
     return lines
 
 

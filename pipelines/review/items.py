@@ -106,8 +106,9 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
         openable = databases[name]
         example = Example(example_id, question, openable.database, sql, evidence, source="review")
         votes, doubts = _read_votes(row.get("votes"))
-        item = item_of(example, openable.address, seen, row, tuple(votes))
-        items.append(dataclasses.replace(item, doubts=tuple(doubts)))
+        without_doubts = item_of(example, openable.address, seen, row, tuple(votes))
+        item = dataclasses.replace(without_doubts, doubts=tuple(doubts))
+        items.append(item)
     if not items:
         raise DataError(f"{path} holds no questions", HINT)
     return items, list(databases.values())
@@ -240,5 +241,6 @@ def corrected(recipe: Recipe, items: Iterable[Item]) -> dict[str, dict[str, Any]
     rows: dict[str, dict[str, Any]] = {}
     for source in _sources(recipe):
         if source.corrections is not None:
-            rows |= corrections.rows_by_name(Path(source.corrections).expanduser())
+            file = Path(source.corrections).expanduser()
+            rows |= corrections.rows_by_name(file)
     return rows

@@ -26,8 +26,9 @@ class MalformedGuard:
 
     def __init__(self, shards: Shards[Example]) -> None:
         self._shards = shards
-        first_shards = -(-FIRST_EPISODES // shards.size)
-        self._head = range(min(len(shards), first_shards))  # shards that hold the first questions
+        n_first = -(-FIRST_EPISODES // shards.size)
+        n_head = min(len(shards), n_first)
+        self._head = range(n_head)  # shards that hold the first questions
         first_questions = shards.items[:FIRST_EPISODES]
         self._first_ids = {question.id for question in first_questions}
 

@@ -76,7 +76,8 @@ def token_counter(recipe: Recipe, store: Store) -> tuple[CountTokens, bool]:
         from huggingface_hub.errors import HFValidationError
 
         with contextlib.suppress(HFValidationError):  # a missing folder: the model's first stage reports it
-            path = Path(str(try_to_load_from_cache(source, "tokenizer.json")))
+            cached = try_to_load_from_cache(source, "tokenizer.json")
+            path = Path(str(cached))
     if not path.is_file():
         return lambda text: len(text) // CHARS_PER_TOKEN, False
     from tokenizers import Tokenizer

@@ -148,7 +148,8 @@ class Shards(Generic[Item]):
         missing = []
         for index in range(len(self)):
             if self.path(index).exists():
-                progress.advance(len(self.part(index)))
+                part = self.part(index)
+                progress.advance(len(part))
             else:
                 missing.append(index)
         if not missing:

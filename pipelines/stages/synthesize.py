@@ -238,7 +238,8 @@ class TeacherEngines:
             raise many.exceptions[0] from None
         by_index: dict[int, Trajectory] = {}
         for indices, task in zip(assigned, running, strict=True):
-            by_index.update(zip(indices, task.result(), strict=True))
+            trajectories = task.result()
+            by_index.update(zip(indices, trajectories, strict=True))
         return [by_index[index] for index in range(len(requests))]
 
     def _teacher_of(self, request: EpisodeRequest) -> int:

@@ -323,7 +323,8 @@ def condition_of(recipe: Recipe, checkpoint: str, asked: Recipe) -> str:
     judges = []
     for term in recipe.rewards:
         if term.term == "judge" and term.weight:
-            judges.append(str(term.options.get("by", "static")))
+            judge_of_term = term.options.get("by", "static")
+            judges.append(str(judge_of_term))
     judge = "none"
     if checkpoint == "grpo" and judges:
         listed = " and ".join(judges)

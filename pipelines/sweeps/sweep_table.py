@@ -95,7 +95,8 @@ class Sweep:
         for values, cells in cells_by_values.items():
             name = ", ".join(values) or "the recipe"
             by_axis = dict(zip(axes, values, strict=True))
-            rows.append(SweepRow(name, by_axis, tuple(cells)))
+            row = SweepRow(name, by_axis, tuple(cells))
+            rows.append(row)
         return rows
 
     def reference_of(self, row: SweepRow, rows: Sequence[SweepRow]) -> SweepRow | None:
