@@ -312,7 +312,9 @@ class Benchmark(Source):
 def _benchmark_name(values: Mapping[str, Any]) -> str:
     """The kind, the variant and the split of a benchmark's settings, as one name."""
     options = values.get("options")
-    variant = options.get("variant") if isinstance(options, dict) else None
+    variant = None
+    if isinstance(options, dict):
+        variant = options.get("variant")
     words = (values.get("kind") or "miniature", variant, values.get("split", "test"))
     name = "_".join(str(word) for word in words if word)
     return re.sub(r"[^\w-]", "_", name)
@@ -370,9 +372,9 @@ class Data(Section):
     @classmethod
     def _has_one_of_a_name(cls, benchmarks: tuple[Benchmark, ...]) -> tuple[Benchmark, ...]:
         names = [benchmark.name for benchmark in benchmarks]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"two benchmarks are called {twice!r}: give each a name of its own")
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two benchmarks are called {name!r}: give each a name of its own")
         return benchmarks
 
     @property
@@ -384,7 +386,8 @@ class Data(Section):
     @property
     def sources(self) -> dict[str, Source]:
         """All sources, by their keys."""
-        return self.pools | {f"data.test.{place}": source for place, source in enumerate(self.test)}
+        benchmarks = {f"data.test.{index}": benchmark for index, benchmark in enumerate(self.test)}
+        return self.pools | benchmarks
 
     @property
     def without_path(self) -> list[str]:
@@ -693,7 +696,9 @@ class Recipe(Section):
     @classmethod
     def _import_plugins(cls, values: Any) -> Any:
         """Plug-ins come first, in whatever process reads the recipe: the names below may be theirs."""
-        names = values.get("plugins") if isinstance(values, dict) else None
+        if not isinstance(values, dict):
+            return values
+        names = values.get("plugins")
         if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
             load_plugins(names)
         return values
@@ -724,12 +729,12 @@ class Recipe(Section):
 
     def slice(self, *paths: str) -> dict[str, Any]:
         """The JSON values at dotted paths, those that a stage reads; `benchmark` is the first of `data.test`."""
-        whole = self.model_dump(mode="json")
-        whole["benchmark"] = whole["data"]["test"][0]
+        values = self.model_dump(mode="json")
+        values["benchmark"] = values["data"]["test"][0]
         picked: dict[str, Any] = {}
         for path in paths:
-            value: Any = whole
-            for part in path.split("."):
-                value = value[part]
+            value: Any = values
+            for name in path.split("."):
+                value = value[name]
             picked[path] = value
         return picked
