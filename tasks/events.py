@@ -27,6 +27,7 @@ from prefect.events.worker import EventsWorker
 from pipelines.core.store import Store
 from pipelines.nightly.ledger import PROD
 from pipelines.recipe.config import Recipe, Source
+from pipelines.report import formats
 from pipelines.report.console_text import stage_figures
 from pipelines.stages.stage import StageResult, Step, seen_by
 from tasks.contracts import markdown_cell
@@ -178,16 +179,11 @@ def accuracy_markdown(results: Iterable[StageResult], recipe: Recipe) -> str:
         n_questions = result.metrics.get("n_questions", 0)
         cells = [checkpoint, markdown_cell(benchmark), f"{n_questions:,.0f}"]
         cells += [_figure_in_percent(result.metrics, name) for name in HEADLINE]
-        rows.append(_table_row(cells))
+        rows.append(formats.markdown_row(cells))
     if not rows:
         return ""
     rule = "|---" * len(heads) + "|"
-    return "\n".join([_table_row(heads), rule, *rows])
-
-
-def _table_row(cells: Sequence[str]) -> str:
-    joined = " | ".join(cells)
-    return f"| {joined} |"
+    return "\n".join([formats.markdown_row(heads), rule, *rows])
 
 
 def _figure_in_percent(metrics: Mapping[str, float], name: str) -> str:

@@ -19,6 +19,7 @@ from pipelines.core.registry import (
     READERS,
     REWARDS,
     UNSUITED_NAME,
+    Registry,
 )
 from pipelines.core.types import Hardness
 from pipelines.recipe.plugins import load_plugins
@@ -52,6 +53,11 @@ def _with_defaults(**defaults: Any) -> pydantic.BeforeValidator:
 def _omit(default: Any) -> Any:
     """A setting younger than some stores: what equals the default is left out of keys, so that their stages stay."""
     return pydantic.Field(exclude_if=lambda value: value == default)
+
+
+def _options_of(registry: Registry[Any], field: str) -> pydantic.AfterValidator:
+    """A check of options by the part that another field of the section names."""
+    return pydantic.AfterValidator(partial(registry.check_options, field))
 
 
 def _refuse(flag: str, reason: str) -> pydantic.AfterValidator:
@@ -136,7 +142,7 @@ class Optimizer(Section):
     # registered name. `muon` trains matrices by Muon and the rest by AdamW at the rate `lr_rest`: for tiny models.
     kind: Annotated[str, pydantic.AfterValidator(OPTIMIZERS.check)] = "adamw"
     # options of that kind.
-    options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(OPTIMIZERS.check_options, "kind"))] = {}
+    options: Annotated[dict[str, Any], _options_of(OPTIMIZERS, "kind")] = {}
     lr: Amount = 1e-5  # the highest rate.
     betas: tuple[Decay, Decay] = (0.9, 0.95)  # AdamW's two decay rates, each below 1.
     weight_decay: Amount = 0.01  # decay of each step, times the rate.
@@ -190,7 +196,7 @@ class RewardTerm(Section):
     # tokens that it pays: the whole episode, or those up to the proposed schema.
     track: Literal["full", "schema"] = "full"
     # options of that term.
-    options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(REWARDS.check_options, "term"))] = {}
+    options: Annotated[dict[str, Any], _options_of(REWARDS, "term")] = {}
 
 
 def _check_bounds(bounds: tuple[float, float]) -> tuple[float, float]:
@@ -274,7 +280,7 @@ class Source(Section):
     # file of corrected gold SQL (docs/reference/benchmarks.md).
     corrections: str | None = None
     # options of that reader (docs/reference/parts.md).
-    options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(READERS.check_options, "kind"))] = {}
+    options: Annotated[dict[str, Any], _options_of(READERS, "kind")] = {}
 
     @property
     def lacks_path(self) -> bool:
@@ -422,7 +428,7 @@ class ProtocolSection(Section):
     # sentence in the prompt about unanswerable questions: SELECT 'unanswerable'.
     abstains: Annotated[bool, _omit(False)] = False
     # options of that protocol (phases, tag names).
-    options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(PROTOCOLS.check_options, "name"))] = {}
+    options: Annotated[dict[str, Any], _options_of(PROTOCOLS, "name")] = {}
 
     @pydantic.model_validator(mode="after")
     def _has_one_style(self) -> Self:
@@ -577,7 +583,7 @@ class Rollout(Section):
     # registered name: `transformers` decodes in process, `vllm` asks servers.
     policy: Annotated[str, pydantic.AfterValidator(POLICIES.check)] = "transformers"
     # options of that policy.
-    options: Annotated[dict[str, Any], pydantic.AfterValidator(partial(POLICIES.check_options, "policy"))] = {}
+    options: Annotated[dict[str, Any], _options_of(POLICIES, "policy")] = {}
     # base URLs of your own vLLM servers; none: each stage starts its own.
     servers: tuple[str, ...] = ()
     # Python of vLLM's environment, for servers that a stage starts; null: that of the `vllm` command.

@@ -165,7 +165,7 @@ def markdown(table: ReportTable) -> str:
     rules = [" :--- " if column.kind == "text" else " ---: " for column in table.columns]
     rule_row = "|".join(rules)
     lines = [f"### {table.title}", ""]
-    lines.append(_markdown_row(heads))
+    lines.append(markdown_row(heads))
     lines.append(f"|{rule_row}|")
     for row in table.rows:
         escaped = []
@@ -174,13 +174,14 @@ def markdown(table: ReportTable) -> str:
                 escaped.append(words.translate(_MARKDOWN))  # no link, image or tag
             else:
                 escaped.append(words.replace("<", "&lt;"))  # our own figure, whose interval keeps its brackets
-        lines.append(_markdown_row(escaped))
+        lines.append(markdown_row(escaped))
     if table.note:
         lines += ["", table.note]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_row(cells: Iterable[str]) -> str:
+def markdown_row(cells: Iterable[str]) -> str:
+    """A row of a GitHub table; each cell is on one line."""
     one_line_cells = [" ".join(cell.split()) for cell in cells]
     row = " | ".join(one_line_cells)
     return f"| {row} |"

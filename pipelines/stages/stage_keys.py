@@ -50,7 +50,7 @@ def deciding(stage: Stage, recipe: Recipe, inputs: Mapping[str, str], store: Sto
         at_once, _ = single_turn(recipe.protocol)
         about["prompt_at_once"] = prompt_digest(at_once)
     if kind in ("data", "test"):  # all other stages read databases that these name, and have their keys in theirs
-        about |= _sources(kind, recipe, store)
+        about |= _question_files(kind, recipe, store)
     teaches_itself = kind == "synthesize" and recipe.synthesis.teaches_itself
     if kind == "model" or teaches_itself:
         about["weights"] = weights(recipe.model.source, store)
@@ -62,7 +62,7 @@ def deciding(stage: Stage, recipe: Recipe, inputs: Mapping[str, str], store: Sto
     return about
 
 
-def _sources(kind: str, recipe: Recipe, store: Store) -> dict[str, Any]:
+def _question_files(kind: str, recipe: Recipe, store: Store) -> dict[str, Any]:
     """The files of a stage's questions, and the cards of their databases."""
     data = recipe.data
     sources: Sequence[Source] = data.test
