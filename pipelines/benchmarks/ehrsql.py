@@ -57,9 +57,11 @@ def _layout(source: Source) -> Layout:
     home = folder / "dataset" / "ehrsql"
     if not home.is_dir():
         home = folder
+    options = EhrsqlOptions.model_validate(source.options)
     files = []
     for path in split_files(home, FILES[source.split], HINT):
-        files.append(QuestionFile(path, f"{path.parent.name}/{path.name}", path.stem))
+        name = f"{path.parent.name}/{path.name}"
+        files.append(QuestionFile(path, name, path.stem))
 
     def database(id: str) -> list[Path]:
         published = home / id / f"{id}.sqlite"
@@ -67,9 +69,7 @@ def _layout(source: Source) -> Layout:
             return [published]
         return [home / "databases" / id / f"{id}.sqlite"]
 
-    keeps_unanswerable = EhrsqlOptions.model_validate(source.options).unanswerable
-
     def skip(row: Any) -> bool:
-        return not keeps_unanswerable and is_unanswerable(row)
+        return not options.unanswerable and is_unanswerable(row)
 
     return Layout("ehrsql", HINT, files, database, id="id", skip=skip)

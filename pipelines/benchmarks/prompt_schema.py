@@ -57,7 +57,8 @@ def describe(schema: Schema, database: Database) -> Schema:
             columns.append(dataclasses.replace(column, description=description))
         descriptions_of_table = [descriptions.get((name, "")), table.description]
         description = "; ".join(filter(None, descriptions_of_table))
-        tables.append(dataclasses.replace(table, columns=tuple(columns), description=description))
+        described = dataclasses.replace(table, columns=tuple(columns), description=description)
+        tables.append(described)
     return dataclasses.replace(schema, tables=tuple(tables))
 
 
@@ -71,7 +72,8 @@ def published_descriptions(location: Path) -> Descriptions:
             for name, meaning in columns_described(path):
                 descriptions[table, name.lower()] = meaning
         else:
-            descriptions |= _natural_names(path).get(file.parent.name, {})
+            names_of_databases = _natural_names(path)
+            descriptions |= names_of_databases.get(file.parent.name, {})
     return descriptions
 
 
@@ -108,12 +110,12 @@ def _natural_names(path: Path) -> dict[str, Descriptions]:
             names[id] = _names_of_entry(entry)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
             malformed.append(id)
-    unread = len(malformed) + len(rows) - len(entries)
-    if unread:
+    n_unread = len(malformed) + len(rows) - len(entries)
+    if n_unread:
         first = ""
         if malformed:
             first = f"; the first named: {malformed[0]}"
-        log.warning("%s: %d entries are malformed, so their natural names are not shown%s", path, unread, first)
+        log.warning("%s: %d entries are malformed, so their natural names are not shown%s", path, n_unread, first)
     return names
 
 
@@ -250,7 +252,8 @@ class ValueIndex:
         terms = [f'"{word}"' for word in words if word not in STOP]
         if not terms:
             return []
-        rows = self._store.execute(SEARCH, (" OR ".join(terms), COARSE))
+        any_term = " OR ".join(terms)
+        rows = self._store.execute(SEARCH, (any_term, COARSE))
         shares: dict[str, float] = {}  # close value -> its share, in BM25's order
         for (value,) in rows:
             share = closeness(value, question)
@@ -276,7 +279,8 @@ def _columns_by_value(database: Database, schema: Schema, sql: SqlEngine) -> dic
             continue
         for (cell,) in result.rows:
             if isinstance(cell, str) and 0 < len(cell) <= LONGEST:
-                columns_by_value.setdefault(cell, []).append(column_name)
+                columns = columns_by_value.setdefault(cell, [])
+                columns.append(column_name)
     return columns_by_value
 
 
@@ -318,7 +322,8 @@ def retrieve(
     """
     numbers_by_database: dict[Database, list[int]] = {}
     for number, example in enumerate(examples):
-        numbers_by_database.setdefault(example.database, []).append(number)
+        numbers = numbers_by_database.setdefault(example.database, [])
+        numbers.append(number)
     enriched = list(examples)
     for database, numbers in numbers_by_database.items():
         with contextlib.ExitStack() as stack:
@@ -352,7 +357,8 @@ def with_question_values(example: Example, schema: Schema) -> Schema:
     """
     values_by_column: dict[ColumnName, list[str]] = {}
     for table_name, column_name, value in example.prompt_context.values or ():
-        values_by_column.setdefault((table_name, column_name), []).append(value)
+        values_of_column = values_by_column.setdefault((table_name, column_name), [])
+        values_of_column.append(value)
     if not values_by_column:
         return schema
     tables = []

@@ -25,6 +25,6 @@ def require_sources(recipe: Recipe, sources: Mapping[str, Source]) -> None:
     without_path = [name for name, source in sources.items() if source.lacks_path]
     if without_path:
         names = ", ".join(without_path)
-        settings = [f"{name}.path=..." for name in without_path]
-        hint = f"Set {' '.join(settings)}, or data.path=... if one folder has them all."
+        settings = " ".join(f"{name}.path=..." for name in without_path)
+        hint = f"Set {settings}, or data.path=... if one folder has them all."
         raise RecipeError(f"{names} of {recipe.name}: no path to the questions", hint)

@@ -123,7 +123,8 @@ def _warn_of_missing_files(source: Source) -> None:
 def _with_conversation(example: Example, row: Any) -> Example:
     """The example with its conversation and its history in `meta`."""
     interaction, _, _ = example.id.rpartition("_")
-    return example.with_meta(interaction=interaction, history=history_field(row))
+    history = history_field(row)
+    return example.with_meta(interaction=interaction, history=history)
 
 
 def conversation_rows(entry: Any) -> Iterator[Any]:
@@ -161,9 +162,11 @@ def _kaggle_layout(source: Source) -> Layout:
     ending = KAGGLE_ENDINGS[source.split]
     endings_of_other_splits = tuple(filter(None, KAGGLE_ENDINGS.values()))
     files = []
-    for path in sorted(questions.glob(f"*{ending}.json")):
+    paths = sorted(questions.glob(f"*{ending}.json"))
+    for path in paths:
         if ending or not path.stem.endswith(endings_of_other_splits):
-            files.append(QuestionFile(path, path.name, path.stem))
+            file = QuestionFile(path, path.name, path.stem)
+            files.append(file)
     if not files:
         raise DataError(f"no questions of split {source.split} under {questions}", KAGGLE_HINT)
     home = folder / "databases"

@@ -86,10 +86,7 @@ def _require_all_parts(group_parts: Sequence[Part], sizes: Sequence[int], shares
     needed: set[Part] = {part for part in HELD_OUT if getattr(shares, part)}
     if needs_train:
         needed.add("train")
-    filled = set()
-    for part, size in zip(group_parts, sizes, strict=True):
-        if size:
-            filled.add(part)
+    filled = {part for part, size in zip(group_parts, sizes, strict=True) if size}
     if needed <= filled:
         return
     n_questions = sum(sizes)
@@ -106,7 +103,8 @@ def _assign_parts(sizes: Sequence[int], shares: Shares) -> list[Part]:
     total = sum(sizes)
     room = {}  # part -> the questions that still fit
     for part in HELD_OUT:
-        room[part] = round(getattr(shares, part) * total)
+        share = getattr(shares, part)
+        room[part] = round(share * total)
     filled = dict.fromkeys(HELD_OUT, 0)
     parts: list[Part] = []
     for size in sizes:
@@ -116,9 +114,12 @@ def _assign_parts(sizes: Sequence[int], shares: Shares) -> list[Part]:
             filled[part] += size
             room[part] -= size
     for part in HELD_OUT:
-        trained = [index for index, size in enumerate(sizes) if size and parts[index] == "train"]
         is_wanted = getattr(shares, part) > 0
-        if is_wanted and not filled[part] and trained:  # every group is larger than the share
+        if not is_wanted or filled[part]:
+            continue
+        # Every group is larger than the share: the smallest one is held out.
+        trained = [index for index, size in enumerate(sizes) if size and parts[index] == "train"]
+        if trained:
             smallest = min(trained, key=lambda index: (sizes[index], index))
             filled[part] = sizes[smallest]
             parts[smallest] = part
@@ -137,13 +138,16 @@ def _part_with_room(size: int, room: Mapping[Part, int]) -> Part:
 
 def _question_words(example: Example) -> str:
     """A question's words, whatever their case, accents, fillers and order."""
-    words = normalised(example.in_context()) or (example.question.strip(),)
+    words = normalised(example.in_context())
+    if not words:
+        words = (example.question.strip(),)
     return "\0".join((example.database.id, "words", *words))
 
 
 def _query_shape(example: Example) -> str:
     """A question's SQL without its values."""
-    return "\0".join((example.database.id, "sql", example_shape(example)))
+    shape = example_shape(example)
+    return "\0".join((example.database.id, "sql", shape))
 
 
 def _groups(examples: Sequence[Example]) -> list[list[Example]]:

@@ -93,7 +93,8 @@ class DatabaseCard(Section):
                 tables.append(hidden_name)
             hidden_columns = [column for column, entry in table.columns.items() if entry.hidden]
             if hidden_columns:
-                columns[hidden_name] = (*columns.get(hidden_name, ()), *hidden_columns)
+                columns_before = columns.get(hidden_name, ())
+                columns[hidden_name] = (*columns_before, *hidden_columns)
         if not tables and not columns:
             return None
         return tuple(tables), columns
@@ -116,14 +117,17 @@ class DatabaseCard(Section):
             if not entries:
                 continue
             columns = []
-            for column, entry in entries.items():
-                columns.append(Column(column, entry.type, entry.key, entry.values, _card_description(entry)))
+            for column_name, entry in entries.items():
+                description = _card_description(entry)
+                column = Column(column_name, entry.type, entry.key, entry.values, description)
+                columns.append(column)
             keys = []
             for reference in self.tables[name].references:
                 key = self._key(reference, name, visible)
                 if key is not None:
                     keys.append(key)
-            tables.append(Table(name, tuple(columns), tuple(keys), _card_description(self.tables[name])))
+            description = _card_description(self.tables[name])
+            tables.append(Table(name, tuple(columns), tuple(keys), description))
         return Schema(tuple(tables), self.engine, self.other_schemas)
 
     def _key(
@@ -166,10 +170,11 @@ class DatabaseCard(Section):
 
 
 def _card_description(card: TableCard | ColumnCard) -> str:
-    parts = [" ".join(card.description.split())]
+    remarks = [" ".join(card.description.split())]
     if card.synonyms:
-        parts.append(f"also called {', '.join(card.synonyms)}")
-    return "; ".join(filter(None, parts))
+        synonyms = ", ".join(card.synonyms)
+        remarks.append(f"also called {synonyms}")
+    return "; ".join(filter(None, remarks))
 
 
 def _spaced_words(text: str) -> str:
@@ -227,16 +232,21 @@ def _card_files() -> list[Path]:
     Raises:
         DataError: a file looks like a card and would not be read, so that what it hides would be shown.
     """
-    for path in sorted(FOLDER.glob("*.yml")):
-        hint = f"Rename it: mv {shlex.join([str(path), str(path.with_suffix('.yaml'))])}"
-        raise DataError(f"{path} is not read: the name of a card ends with .yaml", hint)
+    misnamed = sorted(FOLDER.glob("*.yml"))
+    if misnamed:
+        path = misnamed[0]
+        renamed = path.with_suffix(".yaml")
+        command = shlex.join(["mv", str(path), str(renamed)])
+        raise DataError(f"{path} is not read: the name of a card ends with .yaml", f"Rename it: {command}")
     return sorted(FOLDER.glob("*.yaml"))
 
 
 def described_by(address: str) -> str | None:
     """The name of the first card that describes this file or address; None if there is none."""
+    wanted = identity(address)
     for path in _card_files():
-        if identity(read(path).location) == identity(address):
+        card = read(path)
+        if identity(card.location) == wanted:
             return path.stem
     return None
 
@@ -267,19 +277,17 @@ def merge_cards(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
     for old_name, table in old.tables.items():
         name = _renewed_name(old_name, old.tables, fresh.tables, fresh.engine)
         if name is not None:
-            columns = _merge_columns(fresh.tables[name], table, fresh.engine)
-            tables[name] = _edited(fresh.tables[name], table).model_copy(update={"columns": columns})
+            fresh_table = fresh.tables[name]
+            columns = _merge_columns(fresh_table, table, fresh.engine)
+            edited = _edited(fresh_table, table)
+            tables[name] = edited.model_copy(update={"columns": columns})
             continue
         hidden = _hidden_columns(table)
         if table.hidden or hidden:  # it may come back
             tables[old_name] = table.model_copy(update={"columns": hidden})
-    update = {
-        "password_env": fresh.password_env or old.password_env,
-        "notes": old.notes,
-        "metrics": old.metrics,
-        "tables": tables,
-    }
-    return fresh.model_copy(update=update)
+    password_env = fresh.password_env or old.password_env
+    kept = {"password_env": password_env, "notes": old.notes, "metrics": old.metrics, "tables": tables}
+    return fresh.model_copy(update=kept)
 
 
 def _merge_columns(fresh: TableCard, old: TableCard, engine: EngineName) -> dict[str, ColumnCard]:
@@ -332,4 +340,5 @@ def _renewed_name(name: str, old: Iterable[str], fresh: Iterable[str], engine: E
 def _edited(fresh: Part, old: Part) -> Part:
     """A table or a column with the description, the synonyms and the mark that a person gave it."""
     description = old.description or fresh.description
-    return fresh.model_copy(update={"synonyms": old.synonyms, "hidden": old.hidden, "description": description})
+    edits = {"synonyms": old.synonyms, "hidden": old.hidden, "description": description}
+    return fresh.model_copy(update=edits)

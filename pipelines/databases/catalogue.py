@@ -72,7 +72,9 @@ def find_problems(
         advice = "no foreign keys: say in the descriptions which columns join"
         findings.append(DatabaseFinding("no keys", "the database", advice))
     for table in schema.tables:
-        findings += _examine_table(table, samples.get(table.name, {}), rows.get(table.name))
+        samples_of_table = samples.get(table.name, {})
+        n_rows = rows.get(table.name)
+        findings += _examine_table(table, samples_of_table, n_rows)
     return findings
 
 
@@ -88,7 +90,8 @@ def _examine_table(table: Table, samples: Samples, rows: int | None) -> Iterator
     for column in table.columns:
         where = f"{table.name}.{column.name}"
         is_key = column.primary_key or column.name in foreign_keys
-        values = [value for value in samples.get(column.name, ()) if value is not None]
+        stored = samples.get(column.name, ())
+        values = [value for value in stored if value is not None]
         yield from _examine_column(where, column.name, values, is_key)
 
 
@@ -104,11 +107,12 @@ def _examine_column(where: str, name: str, values: Sequence[Scalar], is_key: boo
         if any(map(pattern.fullmatch, texts)):
             formats.append(form)
     if len(formats) > 1:
-        advice = f"dates in several forms ({', '.join(formats)}): comparing them as text goes wrong"
+        shown_formats = ", ".join(formats)
+        advice = f"dates in several forms ({shown_formats}): comparing them as text goes wrong"
         yield DatabaseFinding("mixed dates", where, advice)
     if not is_key and _holds_codes(name, values, texts):
-        codes = sorted(map(str, set(values)))
-        advice = f"holds codes ({', '.join(codes)}): say in its description what they mean"
+        codes = ", ".join(sorted(map(str, set(values))))
+        advice = f"holds codes ({codes}): say in its description what they mean"
         yield DatabaseFinding("codes", where, advice)
 
 
@@ -140,8 +144,10 @@ def connection_role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None
     dialect = DIALECTS[named.database.engine]
     try:
         with dialect.catalog(named.database.location, LIMITS.timeout_s) as opened:
-            schemas = opened.query(dialect.schema_query) if dialect.schema_query else ()
-            return dialect.role(opened.query), dict(schemas)
+            schemas: dict[str, int | None] = {}
+            if dialect.schema_query:
+                schemas = dict(opened.query(dialect.schema_query))
+            return dialect.role(opened.query), schemas
     except Exception as error:  # each driver has an error tree of its own
         reason = why_unreachable(error)
         hint = ""
@@ -165,18 +171,19 @@ def read_catalogue(
         schema = schema.of_schemas(schemas)
     if not schema.tables:
         raise _no_tables(database)
-    comments = read_comments(database) if DIALECTS[database.engine].comments_query else {}
+    comments = read_comments(database)
     samples, rows = _sample_tables(database, schema)
     findings = find_problems(schema, samples, rows)
     findings += _unread_tables(schema, samples, rows)
     personal = {finding.where for finding in findings if finding.kind == "personal data"}
     tables = {}
     for table in schema.tables:
+        samples_of_table = samples.get(table.name, {})
         columns = {}
         for column in table.columns:
             values: Sequence[Scalar] = ()
             if f"{table.name}.{column.name}" not in personal:
-                values = samples.get(table.name, {}).get(column.name, ())
+                values = samples_of_table.get(column.name, ())
             columns[column.name] = ColumnCard(
                 type=column.type,
                 key=column.primary_key,
@@ -184,11 +191,12 @@ def read_catalogue(
                 values=_example_values(values),
             )
         descriptions = (comments.get((table.name, "")), table.description)
+        references = [Reference(**asdict(key)) for key in table.foreign_keys]
         tables[table.name] = TableCard(
             description="; ".join(filter(None, descriptions)),
             rows=rows.get(table.name),
             columns=columns,
-            references=tuple(Reference(**asdict(key)) for key in table.foreign_keys),
+            references=tuple(references),
         )
     card = DatabaseCard(
         engine=database.engine,
@@ -220,8 +228,9 @@ def _unread_tables(
         if rows.get(table.name) is None:
             missing.append("the number of its rows")
         if missing:
-            limit = LIMITS.timeout_s if table.name in rows else SECONDS
-            advice = f"the card lacks {' and '.join(missing)}: reading failed, or took more than {limit:.0f} s"
+            limit_s = LIMITS.timeout_s if table.name in rows else SECONDS
+            lacks = " and ".join(missing)
+            advice = f"the card lacks {lacks}: reading failed, or took more than {limit_s:.0f} s"
             yield DatabaseFinding("not read", table.name, advice)
 
 
@@ -237,8 +246,10 @@ def _sample_tables(database: Database, schema: Schema) -> tuple[dict[str, Sample
             tables = schema.tables[start : start + AT_ONCE]
             jobs = []
             for table in tables:
-                jobs.append((database, _sample_query(schema, table)))
-                jobs.append((database, f"SELECT count(*) FROM {schema.written(table.name)}"))
+                name = schema.written(table.name)
+                columns = ", ".join(schema.quoted(column.name) for column in table.columns)
+                jobs.append((database, f"SELECT {columns} FROM {name} LIMIT {LIMITS.max_rows}"))
+                jobs.append((database, f"SELECT count(*) FROM {name}"))
             results = sql.execute_many(jobs)
             if all(result.status is ExecutionStatus.UNAVAILABLE for result in results):
                 raise DataError(f"{database.id} cannot be read: {results[0].error}", "Nothing was written.")
@@ -249,17 +260,14 @@ def _sample_tables(database: Database, schema: Schema) -> tuple[dict[str, Sample
     return samples, rows
 
 
-def _sample_query(schema: Schema, table: Table) -> str:
-    columns = ", ".join(schema.quoted(column.name) for column in table.columns)
-    return f"SELECT {columns} FROM {schema.written(table.name)} LIMIT {LIMITS.max_rows}"
-
-
 def _count(counted: ExecutionResult) -> int | None:
     """The number that a count gave; None if it failed."""
     if not counted.ok or not counted.rows:
         return None
-    count = counted.rows[0][0]
-    return count if isinstance(count, int) else None
+    (count,) = counted.rows[0]
+    if not isinstance(count, int):
+        return None
+    return count
 
 
 def _by_column(table: Table, sample: ExecutionResult) -> Samples:
@@ -274,9 +282,13 @@ def _example_values(values: Sequence[Scalar]) -> tuple[str | int | float, ...]:
     """The first few distinct values, as a person may read and edit them; an ellipsis ends one that is cut."""
     examples: dict[str | int | float, None] = {}
     for value in values:
-        if value is None or isinstance(value, bytes) or not text_of(value).isprintable():
+        if value is None or isinstance(value, bytes):
             continue
-        is_finite = isinstance(value, int | float) and value - value == 0
-        example = value if is_finite else shortened(text_of(value), VALUE_CHARS)
-        examples[example] = None
+        text = text_of(value)
+        if not text.isprintable():
+            continue
+        if isinstance(value, int | float) and value - value == 0:  # neither infinite nor NaN
+            examples[value] = None
+        else:
+            examples[shortened(text, VALUE_CHARS)] = None
     return tuple(examples)[:SHOWN_VALUES]

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from pipelines.benchmarks.prompt_schema import describe
 from pipelines.core.errors import DatabaseError, DataError, ResourceError
 from pipelines.core.registry import DIALECTS
-from pipelines.core.types import Database, Example, ExecutionResult, ExecutionStatus, History
+from pipelines.core.types import Database, EngineName, Example, ExecutionResult, ExecutionStatus, History
 from pipelines.databases import card
 from pipelines.databases.card import DatabaseCard
 from pipelines.recipe.config import Execution
@@ -57,19 +57,27 @@ def split_password(address: str) -> tuple[str, str | None]:
     if not parts.path.strip("/"):
         raise DataError("the address names no database", HINT)
     options = parse_qsl(parts.query, keep_blank_values=True)
-    secrets = [key for key, _ in options if "pass" in key.lower() and key not in NO_SECRETS]
-    if secrets:
-        raise DataError(f"the address holds a secret, {secrets[0]}", "Leave it out: use a key without a passphrase.")
-    passwords = [value for key, value in options if key == "password"]
-    other_options = [(key, value) for key, value in options if key != "password"]
+    passwords: list[str] = []
+    other_options: list[tuple[str, str]] = []
+    for key, value in options:
+        if "pass" in key.lower() and key not in NO_SECRETS:
+            raise DataError(f"the address holds a secret, {key}", "Leave it out: use a key without a passphrase.")
+        if key == "password":
+            passwords.append(value)
+        else:
+            other_options.append((key, value))
     query = urlencode(other_options, quote_via=quote)
     credentials, _, host = parts.netloc.rpartition("@")
     user, _, user_password = credentials.partition(":")
-    netloc = f"{user}@{host}" if user else host
+    netloc = host
+    if user:
+        netloc = f"{user}@{host}"
     bare = parts._replace(netloc=netloc, query=query).geturl()
     if user_password:
         return bare, unquote(user_password)
-    return bare, passwords[0] if passwords else None
+    if passwords:
+        return bare, passwords[0]
+    return bare, None
 
 
 def driver_address(address: str, engine: str, password: str | None) -> str:
@@ -77,11 +85,12 @@ def driver_address(address: str, engine: str, password: str | None) -> str:
     fault = raw_sign_fault(address)
     if fault is not None:
         raise DataError(fault, ENCODING)
+    dialect = DIALECTS[engine]
     try:
-        DIALECTS[engine].check_address(address)
+        dialect.check_address(address)
         if password is None:
             return address
-        return str(DIALECTS[engine].with_password(address, password))
+        return str(dialect.with_password(address, password))
     except ValueError as error:
         raise DataError(str(error), HINT) from None
 
@@ -89,7 +98,8 @@ def driver_address(address: str, engine: str, password: str | None) -> str:
 def password_of(engine: str, variable: str | None) -> str | None:
     """The password in an environment variable, by default the driver's own; None if there is none."""
     if variable is None:
-        return os.environ.get(DIALECTS[engine].password_variable)
+        usual_variable = DIALECTS[engine].password_variable
+        return os.environ.get(usual_variable)
     password = os.environ.get(variable)
     if password is None:
         raise ResourceError(f"the environment variable {variable} is not set", "It holds the database's password.")
@@ -98,10 +108,11 @@ def password_of(engine: str, variable: str | None) -> str | None:
 
 def short_name(address: str) -> str:
     """A short name for a database: the last part of its address, made of letters, digits and `_`."""
-    path = unquote(urlsplit(address).path).rstrip("/")
-    last = path.rpartition("/")[2]
+    path = unquote(urlsplit(address).path)
+    last = path.rstrip("/").rpartition("/")[2]
     stem = last.partition(".")[0]
-    return re.sub(r"\W+", "_", stem).strip("_").lower() or "database"
+    name = re.sub(r"\W+", "_", stem)
+    return name.strip("_").lower() or "database"
 
 
 def why_unreachable(error: Exception) -> str:
@@ -133,36 +144,50 @@ class OpenableDatabase:
             values: example values of each column, if there is no card.
             described: with the database's own comments on tables and columns, if there is no card.
         """
-        if self.card is None:
-            schema = introspect(self.database, values)
-            return describe(schema, self.database) if described else schema
-        shown = self.card.shown()
-        # Views and columns that the sandbox refuses, since they hold a hidden column, are left out. If nothing is
-        # hidden, one probe of the first table tells whether the database can be reached.
-        n_probed = len(shown.tables) if self.card.hidden is not None else 1
-        probed = shown.tables[:n_probed]
-        jobs = [(self.database, _probe(shown, table, table.columns)) for table in probed]
+        if self.card is not None:
+            return self._readable_schema(self.card, sql)
+        schema = introspect(self.database, values)
+        if described:
+            return describe(schema, self.database)
+        return schema
+
+    def _readable_schema(self, database_card: DatabaseCard, sql: SqlEngine) -> Schema:
+        """The card's schema without the views and columns that the sandbox refuses, since they hold a hidden column.
+
+        If nothing is hidden, one probe of the first table tells whether the database can be reached.
+        """
+        schema = database_card.shown()
+        n_probed = 1
+        if database_card.hidden is not None:
+            n_probed = len(schema.tables)
+        probed = schema.tables[:n_probed]
+        jobs = [(self.database, _probe(schema, table, table.columns)) for table in probed]
+        results = sql.execute_many(jobs)
         tables = []
-        for table, result in zip(probed, sql.execute_many(jobs), strict=True):
+        for table, result in zip(probed, results, strict=True):
             if result.status is ExecutionStatus.UNAVAILABLE:
                 raise self._away(result)
             if result.error_class == "hidden":
-                table = self._readable_part(shown, table, sql)
+                table = self._readable_part(schema, table, sql)
             if table.columns:
                 tables.append(table)
-        return dataclasses.replace(shown, tables=(*tables, *shown.tables[n_probed:]))
+        tables += schema.tables[n_probed:]
+        return dataclasses.replace(schema, tables=tuple(tables))
 
     def _away(self, result: ExecutionResult) -> DatabaseError:
         """The error about a database that cannot be reached."""
         variable = DIALECTS[self.database.engine].password_variable
-        hint = f"A password comes from {variable}." if variable else "Check that it can be opened."
+        hint = "Check that it can be opened."
+        if variable:
+            hint = f"A password comes from {variable}."
         return DatabaseError(f"the database {self.database.id} is away: {result.error}", hint)
 
     def _readable_part(self, schema: Schema, table: Table, sql: SqlEngine) -> Table:
         """A table without the columns that the sandbox refuses."""
         jobs = [(self.database, _probe(schema, table, [column])) for column in table.columns]
+        results = sql.execute_many(jobs)
         columns: dict[str, Column] = {}
-        for column, result in zip(table.columns, sql.execute_many(jobs), strict=True):
+        for column, result in zip(table.columns, results, strict=True):
             if result.error_class != "hidden":
                 columns[column.name] = column
         keys = tuple(key for key in table.foreign_keys if key.column in columns)
@@ -172,28 +197,42 @@ class OpenableDatabase:
         """The question with the card's notes and the definitions that it, or one before it, names."""
         example = Example(id, question, self.database, gold_sql="")
         if history:
-            example = example.with_meta(history=[list(earlier) for earlier in history])
+            turns = [list(turn) for turn in history]
+            example = example.with_meta(history=turns)
         if self.card is None:
             return example
-        return dataclasses.replace(example, evidence=self.card.evidence(example.in_context()))
+        evidence = self.card.evidence(example.in_context())
+        return dataclasses.replace(example, evidence=evidence)
 
 
 def _probe(schema: Schema, table: Table, columns: Sequence[Column]) -> str:
     """A query that reads no row, and that the sandbox refuses if one of the columns is hidden."""
-    names = ", ".join(schema.quoted(column.name) for column in columns)
-    return f"SELECT {names} FROM {schema.written(table.name)} LIMIT 0"
+    column_names = ", ".join(schema.quoted(column.name) for column in columns)
+    table_name = schema.written(table.name)
+    return f"SELECT {column_names} FROM {table_name} LIMIT 0"
 
 
 def find(text: str, hint: str = "Pass a file, an address, or a name of databases/.") -> OpenableDatabase:
     """Find the database that a user names. If any card describes it, its hidden names hold, however it is named."""
     engine = engine_of_address(text)
     if engine is not None:
-        bare, password = split_password(text)
-        location = driver_address(bare, engine, password or password_of(engine, None))
-        database = Database(short_name(bare), engine, location)
-        return OpenableDatabase(database, bare, _card_of(bare))
+        return _find_on_server(text, engine)
     if has_card(text):
-        return open_card(text, card.read(card.path_of(text)))
+        known = card.read(card.path_of(text))
+        return open_card(text, known)
+    return _find_file(text, hint)
+
+
+def _find_on_server(address: str, engine: EngineName) -> OpenableDatabase:
+    bare, password = split_password(address)
+    if not password:
+        password = password_of(engine, None)
+    location = driver_address(bare, engine, password)
+    database = Database(short_name(bare), engine, location)
+    return OpenableDatabase(database, bare, _card_of(bare))
+
+
+def _find_file(text: str, hint: str) -> OpenableDatabase:
     file = Path(text).expanduser()
     try:
         with file.open("rb") as stream:
@@ -204,9 +243,11 @@ def find(text: str, hint: str = "Pass a file, an address, or a name of databases
     if engine is None and not head:
         engine = engine_of_file(file)
     if engine is None:
-        raise DataError(f"{text} is not an SQLite or DuckDB file", f"Such files end in {', '.join(file_suffixes())}.")
+        suffixes = ", ".join(file_suffixes())
+        raise DataError(f"{text} is not an SQLite or DuckDB file", f"Such files end in {suffixes}.")
     path = str(file.resolve())
-    return OpenableDatabase(Database(file.stem, engine, path), path, _card_of(path))
+    database = Database(file.stem, engine, path)
+    return OpenableDatabase(database, path, _card_of(path))
 
 
 def _card_of(location: str) -> DatabaseCard | None:
@@ -232,7 +273,8 @@ def open_card(name: str, known: DatabaseCard) -> OpenableDatabase:
         if not path.is_file():
             raise DataError(f"no such database: {path}", f"Mend `location` in {card.path_of(name)}.")
         location = str(path.resolve())
-    return OpenableDatabase(Database(name, known.engine, location), known.location, known)
+    database = Database(name, known.engine, location)
+    return OpenableDatabase(database, known.location, known)
 
 
 def sandbox(
@@ -244,5 +286,7 @@ def sandbox(
         if openable.card is None or openable.card.hidden is None:
             continue
         dialect = DIALECTS[openable.database.engine]
-        hidden[dialect.locate(openable.database.location)] = openable.card.hidden
-    return SqlEngine(Limits.of(execution), workers, audit, hidden=hidden)
+        location = dialect.locate(openable.database.location)
+        hidden[location] = openable.card.hidden
+    limits = Limits.of(execution)
+    return SqlEngine(limits, workers, audit, hidden=hidden)

@@ -27,21 +27,23 @@ def schemas(recipe: Recipe) -> Schemas:
     cards = card.by_database()
 
     def schema(database: Database) -> Schema:
-        if database.location not in schemas_read:
-            openable = OpenableDatabase(database, database.location, cards.get(identity(database.location)))
+        location = database.location
+        if location not in schemas_read:
+            database_card = cards.get(identity(location))
+            openable = OpenableDatabase(database, location, database_card)
             protocol = recipe.protocol
             with sql_engine(recipe, 1) as sql:
-                shown = openable.schema(sql, protocol.schema_values, protocol.schema_descriptions)
-            schemas_read[database.location] = shown
-        return schemas_read[database.location]
+                schemas_read[location] = openable.schema(sql, protocol.schema_values, protocol.schema_descriptions)
+        return schemas_read[location]
 
     return schema
 
 
 def sql_engine(recipe: Recipe, workers: int | None = None) -> SqlEngine:
     """The recipe's sandbox, in which nothing that a card hides can be read; close it (it is a context manager)."""
+    limits = Limits.of(recipe.execution)
     workers = workers or recipe.hardware.sql_workers
-    return SqlEngine(Limits.of(recipe.execution), workers, hidden=card.hidden_names())
+    return SqlEngine(limits, workers, hidden=card.hidden_names())
 
 
 def served_tokens(recipe: Recipe) -> int:
@@ -74,6 +76,7 @@ def with_prompt_facts(
     has_gold = any(example.gold_sql for example in questions)
     is_from_user = is_served and not has_gold
     if is_from_user and recipe.protocol.is_for_small_models and not _trains_on_history(recipe):
+        # A small model reads only what its training showed.
         questions = [example.with_meta(history=[]) for example in questions]
     if data.values:  # first, for the schema filter ranks by them
         questions = prompt_schema.retrieve(questions, data.values, schema, sql, indices)
@@ -84,17 +87,21 @@ def with_prompt_facts(
         return link_locally(questions, schema, data.linker_tokens, is_brief)
     if data.linker == prompt_schema.GOLD and has_gold:
         return prompt_schema.gold_linked(questions, schema)
-    if (fits or is_from_user) and view in ("full", "filtered"):
-        key = prompt_schema.LINKED if view == "filtered" else prompt_schema.FITTED
-        tokens = data.linker_tokens if fits else served_tokens(recipe)
-        return link_locally(questions, schema, tokens, is_brief, key)
+    if not fits and not is_from_user:
+        return questions
+    tokens = data.linker_tokens if fits else served_tokens(recipe)
+    if view == "filtered":
+        return link_locally(questions, schema, tokens, is_brief, prompt_schema.LINKED)
+    if view == "full":
+        return link_locally(questions, schema, tokens, is_brief, prompt_schema.FITTED)
     return questions
 
 
 def _trains_on_history(recipe: Recipe) -> bool:
     """Whether questions of a training pool follow other questions."""
     for source in (recipe.data.sft, *recipe.data.rl):
-        if source.options.get("follow_ups") or source.options.get("variant") in ("sparc", "cosql"):
+        options = source.options
+        if options.get("follow_ups") or options.get("variant") in ("sparc", "cosql"):
             return True
     return False
 
@@ -112,7 +119,9 @@ def with_card_evidence(examples: Sequence[Example], root: Path) -> list[Example]
         if "://" not in location:
             location = str(root / location)
         database_card = cards.get(identity(location))
-        evidence = "" if database_card is None else database_card.evidence(example.in_context())
+        evidence = ""
+        if database_card is not None:
+            evidence = database_card.evidence(example.in_context())
         if evidence and evidence not in example.evidence:  # a question that was invented with the card has it already
             both = "\n".join(filter(None, (example.evidence, evidence)))
             example = dataclasses.replace(example, evidence=both)

@@ -27,7 +27,13 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[A-Za-
 
 
 def _name_words(name: str) -> list[str]:
-    return _WORD.findall(_CAMEL.sub(" ", name))
+    spaced = _CAMEL.sub(" ", name)
+    return _WORD.findall(spaced)
+
+
+def _title(name: str) -> str:
+    """A name as the words that it is made of."""
+    return " ".join(_name_words(name))
 
 
 class SchemaFilter:
@@ -36,7 +42,9 @@ class SchemaFilter:
     def __init__(self, schema: Schema, is_brief: bool) -> None:
         self._schema = schema
         self._is_brief = is_brief
-        self._units = 1 if is_brief else CHARS_PER_TOKEN  # units of a token: words of the tiny model, else characters
+        self._units = CHARS_PER_TOKEN  # units of a token: words of the tiny model, else characters
+        if is_brief:
+            self._units = 1
         self._items: list[Item] = []  # the items of the index's rows, in order
         self._size: dict[Item, int] = {}  # units of a column, or of a table with its keys alone
         self._keys: dict[str, list[str]] = {}  # columns that a chosen table always has
@@ -65,20 +73,23 @@ class SchemaFilter:
     def _measure(self, table: Table) -> None:
         """Measure a table with its keys, and each of its columns."""
         name = table.name.lower()
-        joining = {key.column for key in table.foreign_keys}
-        keys = [column for column in table.columns if column.primary_key or column.name in joining]
+        foreign = {key.column for key in table.foreign_keys}
+        keys = [column for column in table.columns if column.primary_key or column.name in foreign]
         self._keys[name] = [column.name.lower() for column in keys]
-        self._size[name, ""] = self._units_of(replace(table, columns=tuple(keys))) + 1
-        without_columns = self._units_of(replace(table, columns=(), foreign_keys=()))
+        table_of_keys = replace(table, columns=tuple(keys))
+        self._size[name, ""] = self._units_of(table_of_keys) + 1
+        empty_table = replace(table, columns=(), foreign_keys=())
+        empty_size = self._units_of(empty_table)
         for column in table.columns:
-            with_column = self._units_of(replace(table, columns=(column,), foreign_keys=()))
-            self._size[name, column.name.lower()] = with_column - without_columns + 1  # 1 for a comma
+            table_of_column = replace(table, columns=(column,), foreign_keys=())
+            column_size = self._units_of(table_of_column) - empty_size
+            self._size[name, column.name.lower()] = column_size + 1  # 1 for a comma
 
     def _index_table(self, table: Table) -> None:
         """Add rows to the index: the table's own, with the names of its columns, then one for each column."""
         name = table.name.lower()
-        title = " ".join(_name_words(table.name))
-        column_titles = [" ".join(_name_words(column.name)) for column in table.columns]
+        title = _title(table.name)
+        column_titles = [_title(column.name) for column in table.columns]
         rows = [(title, "", table.description, " ".join(column_titles))]
         self._items.append((name, ""))
         for column, column_title in zip(table.columns, column_titles, strict=True):
@@ -90,7 +101,8 @@ class SchemaFilter:
     def _units_of(self, *tables: Table) -> int:
         schema = replace(self._schema, tables=tables)
         if self._is_brief:
-            return len(render(schema, "compact").split())
+            words = render(schema, "compact").split()
+            return len(words)
         return len(render(schema, "ddl"))
 
     def fits(self, tokens: int) -> bool:
@@ -118,7 +130,8 @@ class SchemaFilter:
         budget = tokens * self._units
         for table, column in columns:
             if table not in chosen:
-                for name in (table, *self._bridge(table, chosen, table_scores)):
+                bridge = self._bridge(table, chosen, table_scores)
+                for name in (table, *bridge):
                     size = self._size[name, ""]
                     if size <= budget:
                         budget -= size
@@ -128,10 +141,10 @@ class SchemaFilter:
             if is_missing and size <= budget:
                 budget -= size
                 chosen[table].add(column)
-        pairs = set()
+        chosen_columns: set[Item] = set()
         for table, names in chosen.items():
-            pairs |= {(table, name) for name in names}
-        return SchemaItems(frozenset(chosen), frozenset(pairs))
+            chosen_columns.update((table, name) for name in names)
+        return SchemaItems(frozenset(chosen), frozenset(chosen_columns))
 
     def _table_scores(self, scores: Mapping[Item, float]) -> dict[str, float]:
         """The score of each table: its own, and those of its best columns."""
@@ -142,16 +155,14 @@ class SchemaFilter:
         table_scores = {}
         for table in self._keys:
             best = sorted(column_scores[table])[-BEST:]
-            table_scores[table] = scores.get((table, ""), 0.0) + sum(best)
+            score_of_table = scores.get((table, ""), 0.0)
+            table_scores[table] = score_of_table + sum(best)
         return table_scores
 
     def _scores(self, question: str, mentioned: Iterable[tuple[str, str]]) -> defaultdict[Item, float]:
         """The scores of tables and columns for a question, 0 for those without a match."""
         scores: defaultdict[Item, float] = defaultdict(float)
-        words = [word.lower() for word in _name_words(question)]
-        words = [word for word in words if word not in STOP]
-        compounds = [first + second for first, second in itertools.pairwise(words)]  # "grade point": gradepoint
-        terms = [f'"{word}"' for word in dict.fromkeys((*words, *compounds))]
+        terms = _search_terms(question)
         if terms:
             query = f"SELECT rowid, bm25(searched, {WEIGHTS}) FROM searched WHERE searched MATCH ?"
             any_term = " OR ".join(terms)
@@ -173,7 +184,20 @@ class SchemaFilter:
                 candidates.append(name)
         if not candidates:
             return []
-        return [max(candidates, key=lambda name: (table_scores[name], name))]
+        best = max(candidates, key=lambda name: (table_scores[name], name))
+        return [best]
+
+
+def _search_terms(question: str) -> list[str]:
+    """The quoted words of a question, and its neighbouring words as one, each once."""
+    words = []
+    for word in _name_words(question):
+        lowered = word.lower()
+        if lowered not in STOP:
+            words.append(lowered)
+    compounds = [first + second for first, second in itertools.pairwise(words)]  # "grade point": gradepoint
+    distinct = dict.fromkeys((*words, *compounds))
+    return [f'"{word}"' for word in distinct]
 
 
 _filter_of = functools.lru_cache(maxsize=8)(SchemaFilter)

@@ -37,6 +37,14 @@ WHERE t.type = 'table' AND t.sql NOT LIKE 'CREATE VIRTUAL%' AND (c."notnull" OR 
 """
 UNREAD = "the analysis could not read it within its limits"
 Item = tuple[str, str]  # (table, column)
+# The query that shows whether the cut goes through a tie, the rows before the cut, and the number of sort keys behind
+# the columns.
+TieProbe = tuple[str, int, int]
+# Gold, the prediction, their schema, the statements that make its tables, and its columns without NULL.
+ProofQuery = tuple[str, str, Schema, Mapping[str, str], Sequence[Item]]
+# Whether the normal forms are equal, gold with either end of what chance may choose, and scripts of databases on which
+# the two may differ.
+ProofPlan = tuple[bool, tuple[str, ...], tuple[str, ...]]
 
 
 class Naming(NamedTuple):
@@ -104,17 +112,12 @@ prepared_items = SqlAnalysis("prepared_items", SchemaItems | None, None)
 hardness: SqlAnalysis[tuple[str, str], Hardness] = SqlAnalysis("hardness", Hardness, "extra")
 # The functions that each query calls, in lower case.
 functions: SqlAnalysis[tuple[str, str], tuple[str, ...]] = SqlAnalysis("functions", tuple[str, ...], ())
-# Probes of the ties of each query, one for each SELECT that has a LIMIT under an ORDER BY: a query that shows whether
-# the cut goes through a tie, the rows before the cut, and the number of sort keys behind the columns.
-tie_probes: SqlAnalysis[tuple[str, str], tuple[tuple[str, int, int], ...]]
-tie_probes = SqlAnalysis("tie_probes", tuple[tuple[str, int, int], ...], ())
-# The plan of a proof for (gold, predicted, schema, statements that make its tables, columns without NULL): whether the
-# normal forms are equal, gold with either end of what chance may choose, and scripts of databases on which the two may
-# differ.
-proof_plan: SqlAnalysis[
-    tuple[str, str, Schema, Mapping[str, str], Sequence[Item]], tuple[bool, tuple[str, ...], tuple[str, ...]]
-]
-proof_plan = SqlAnalysis("proof_plan", tuple[bool, tuple[str, ...], tuple[str, ...]], (False, (), ()))
+# Probes of the ties of each query, one for each SELECT that has a LIMIT under an ORDER BY.
+tie_probes: SqlAnalysis[tuple[str, str], tuple[TieProbe, ...]]
+tie_probes = SqlAnalysis("tie_probes", tuple[TieProbe, ...], ())
+# The plan of a proof that two queries are equivalent.
+proof_plan: SqlAnalysis[ProofQuery, ProofPlan]
+proof_plan = SqlAnalysis("proof_plan", ProofPlan, (False, (), ()))
 # The texts that each query compares with columns of known tables, in reading order.
 lookups: SqlAnalysis[tuple[str, Schema | None, str], tuple[Compared, ...]]
 lookups = SqlAnalysis("lookups", tuple[Compared, ...], ())
@@ -146,7 +149,8 @@ def _decode(value: Any, form: Any) -> Any:
             return None
         return _decode(value, arguments[0])
     if kind is Literal:
-        return arguments[arguments.index(value)]
+        index = arguments.index(value)
+        return arguments[index]
     if dataclasses.is_dataclass(kind):
         types = _fields(form)
         fields = {name: _decode(item, types[name]) for name, item in value.items()}
@@ -168,17 +172,18 @@ def _decode_each(values: Sequence[Any], forms: Sequence[Any]) -> Iterator[Any]:
 
 
 _lock = threading.Lock()
-_started: list[tuple[int, SqlEngine]] = []  # (process id, its pool): at most one
+_engine_of: dict[int, SqlEngine] = {}  # key: a process id; at most one
 
 
 def _engine() -> SqlEngine:
     """This process's pool; a forked child has one of its own."""
+    process = os.getpid()
     with _lock:
-        process = os.getpid()
-        if not _started or _started[0][0] != process:
-            _started[:] = [(process, SqlEngine(LIMITS, WORKERS))]
-        _, engine = _started[0]
-        return engine
+        if process not in _engine_of:
+            engine = SqlEngine(LIMITS, WORKERS)
+            _engine_of.clear()
+            _engine_of[process] = engine
+        return _engine_of[process]
 
 
 def prove(pair: Pair, sql: SqlEngine) -> tuple[float | None, str]:
@@ -209,12 +214,15 @@ def _is_refuted_on(database: Database, script: str, gold: str, others: Sequence[
     """Whether on the database that a script makes the gold query differs from the prediction, the first of the others,
     and not from itself with either end of what chance may choose.
     """
-    queries = [gold, *others]
-    jobs = [(database, script + TURN_SEPARATOR + query) for query in queries]
-    expected, *results = sql.execute_many(jobs)
-    if not expected.ok or not all(result.ok for result in results):
+    jobs = []
+    for query in (gold, *others):
+        turns = script + TURN_SEPARATOR + query
+        jobs.append((database, turns))
+    results = sql.execute_many(jobs)
+    if not all(result.ok for result in results):
         return False
+    expected, *answers = results
     strict = EQUALITIES["strict"]
     gold_query = Gold(ordered=is_ordered(gold))
-    scores = [strict.compare(expected, result, gold_query) for result in results]
+    scores = [strict.compare(expected, answer, gold_query) for answer in answers]
     return scores == [0.0, 1.0, 1.0]

@@ -28,6 +28,8 @@ from pipelines.sql.lexical import is_ordered
 from pipelines.sql.sandbox.pool import ANALYSIS, Pool, Task, WorkerDeath
 
 TICK = 0.02  # seconds between two looks at the workers' clocks
+Job = tuple[Any, ...]  # a worker's job: its kind, and what that takes
+EngineJob = tuple[str, Job]  # the engine that runs a job, and the job
 _STATUS = {status.value: status for status in ExecutionStatus}
 
 
@@ -95,7 +97,8 @@ class RunningStatement:
     _highest_work: int = 0
 
     async def result(self) -> ExecutionResult:
-        self._result = self.read_reply(await self.reply)
+        reply = await self.reply
+        self._result = self.read_reply(reply)
         return self._result
 
     def work(self) -> float:
@@ -136,8 +139,8 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         self._bounds = Bounds(limits.timeout_s, limits.max_rows, max_bytes, limits.memory_mb)
         self._workers = workers
         self._hidden: dict[str, HiddenNames] = {}
-        if hidden is not None:
-            self._hidden |= {identity(location): names for location, names in hidden.items()}
+        for location, names in (hidden or {}).items():
+            self._hidden[identity(location)] = names
         self._selector = selectors.DefaultSelector()
         self._pools: dict[str, Pool] = {}
         # Whether a gold query has run (True) or failed when it was asked alone (False).
@@ -164,16 +167,22 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
 
     def execute_many(self, jobs: Sequence[tuple[Database, str]], max_rows: int | None = None) -> list[ExecutionResult]:
         """Run statements and return their results in the same order. Blocks."""
-        databases = [database for database, _ in jobs]
-        executions = [self._execution(database, sql, max_rows) for database, sql in jobs]
-        engines = [database.engine for database in databases]
-        replies = self._run(list(zip(engines, executions, strict=True)))
+        databases = []
+        executions = []
+        jobs_of_engines: list[EngineJob] = []
+        for database, sql in jobs:
+            execution = self._execution(database, sql, max_rows)
+            databases.append(database)
+            executions.append(execution)
+            jobs_of_engines.append((database.engine, execution))
+        replies = self._run(jobs_of_engines)
         self._log(zip(databases, executions, replies, strict=True))
         return list(map(_execution_result, replies))
 
     async def execute(self, database: Database, sql: str, max_rows: int | None = None) -> ExecutionResult:
         """Run one statement; calls of one event-loop tick share a batch."""
-        return await self.begin(database, sql, max_rows).result()
+        statement = self.begin(database, sql, max_rows)
+        return await statement.result()
 
     def begin(self, database: Database, sql: str, max_rows: int | None = None) -> RunningStatement:
         """Send a statement off, from a running event loop; its result is to be awaited."""
@@ -190,8 +199,12 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
     def analyse_many(self, requests: Sequence[tuple[Any, ...]]) -> list[ExecutionResult]:
         """Read SQL text without running it, for `pipelines/sql/analyst.py`. Blocks."""
         no_locations = ("",)
-        jobs = [(ANALYSIS, ("execute", no_locations, request, 1)) for request in requests]
-        return list(map(_execution_result, self._run(jobs)))
+        jobs: list[EngineJob] = []
+        for request in requests:
+            job = ("execute", no_locations, request, 1)
+            jobs.append((ANALYSIS, job))
+        replies = self._run(jobs)
+        return list(map(_execution_result, replies))
 
     def verdicts(self, pairs: Sequence[Pair], equalities: Sequence[str]) -> list[Verdict]:
         """Decide on pairs under each equality and return the verdicts in the same order. Blocks.
@@ -211,7 +224,8 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             verdict = _verdict_of_reply(reply, equalities)
             if self._is_starved(pair, verdict):  # all others are done: it is asked again alone
                 (second_reply,) = self._run([job])
-                verdict = self._settled(pair, _verdict_of_reply(second_reply, equalities))
+                second_verdict = _verdict_of_reply(second_reply, equalities)
+                verdict = self._settled(pair, second_verdict)
             verdict_of[pair] = self._proved(pair, verdict)
         return [verdict_of[pair] for pair in pairs]
 
@@ -231,7 +245,8 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         """Decide on one pair; calls of one event-loop tick share a batch."""
         if pair.more:
             decisions = [self.decide(single, equalities) for single in pair.with_single_gold()]
-            return _best(await asyncio.gather(*decisions))
+            verdicts = await asyncio.gather(*decisions)
+            return _best(verdicts)
         ((engine, job),) = self._verdict_jobs([pair], equalities)
         _, pending_reply = self._ask(engine, job)
         reply = await pending_reply
@@ -239,7 +254,9 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         verdict = _verdict_of_reply(reply, equalities)
         if self._is_starved(pair, verdict):
             _, pending_reply = self._ask(engine, job)
-            verdict = self._settled(pair, _verdict_of_reply(await pending_reply, equalities))
+            second_reply = await pending_reply
+            second_verdict = _verdict_of_reply(second_reply, equalities)
+            verdict = self._settled(pair, second_verdict)
         if any(EQUALITIES[name].proof for name in equalities):
             return await asyncio.to_thread(self._proved, pair, verdict)
         return verdict
@@ -284,7 +301,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             return verdict
         return Verdict(verdict.scores, ExecutionStatus.TIMEOUT, ExecutionStatus.OK, "timeout", 0, 0)
 
-    def _log(self, answered: Iterable[tuple[Database, tuple[Any, ...], Any]]) -> None:
+    def _log(self, answered: Iterable[tuple[Database, Job, Any]]) -> None:
         """Audit the statements of jobs, each with its database and reply, but no kept results and no rewritten ones."""
         if self._audit is None:
             return
@@ -300,20 +317,20 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
                 entries.append(entry)
         self._audit.write(entries)
 
-    def _execution(self, database: Database, sql: str, max_rows: int | None) -> tuple[Any, ...]:
-        location = DIALECTS[database.engine].locate(database.location)
+    def _execution(self, database: Database, sql: str, max_rows: int | None) -> Job:
+        dialect = DIALECTS[database.engine]
+        location = dialect.locate(database.location)
         return "execute", (location,), sql, max_rows or self._bounds.max_rows
 
-    def _verdict_jobs(self, pairs: Iterable[Pair], equalities: Sequence[str]) -> list[tuple[str, tuple[Any, ...]]]:
+    def _verdict_jobs(self, pairs: Iterable[Pair], equalities: Sequence[str]) -> list[EngineJob]:
         """The jobs of pairs, each with its engine; what follows from the database alone is found once for all pairs."""
         equality_names = tuple(equalities)
         locate = functools.cache(functools.partial(self._locations_and_names, equality_names))
-        jobs: list[tuple[str, tuple[Any, ...]]] = []
+        jobs: list[EngineJob] = []
         for pair in pairs:
             locations, names = locate(pair.database)
-            texts = (pair.gold_sql, pair.predicted_sql)
             gold_facts = _gold_facts(pair.gold_sql)
-            job = ("verdict", locations, *texts, equality_names, gold_facts, names)
+            job = ("verdict", locations, pair.gold_sql, pair.predicted_sql, equality_names, gold_facts, names)
             jobs.append((pair.database.engine, job))
         return jobs
 
@@ -321,10 +338,12 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         """The locations to ask, and the database's names if an equality compares by value units."""
         engine = DIALECTS[database.engine]
         rules = [EQUALITIES[name] for name in equalities]
-        if any(rule.by_outcome for rule in rules) and not engine.keeps_state:
+        compares_outcomes = any(rule.by_outcome for rule in rules)
+        if compares_outcomes and not engine.keeps_state:
+            asked = ", ".join(equalities)
             raise DataError(
-                f"an equality of {', '.join(equalities)} compares what statements change, and {database.engine} "
-                "lets none change anything",
+                f"an equality of {asked} compares what statements change, and {database.engine} lets none change "
+                "anything",
                 "Take the engine sqlite_stateful (`--engine`, or a data source that asks for it).",
             )
         location = engine.locate(database.location)
@@ -336,23 +355,25 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             names = self._names(database)
         return locations, names
 
-    def _run(self, jobs: list[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+    def _run(self, jobs: Sequence[EngineJob]) -> list[Any]:
         """Hand jobs over and drive the workers until all are answered."""
         replies: dict[int, Any] = {}  # key: the place of a job
         deliver = replies.__setitem__
         tasks = []
         for index, (engine, job) in enumerate(jobs):
-            tasks.append((engine, Task(job, deliver, index)))
+            task = Task(job, deliver, index)
+            tasks.append((engine, task))
         self._submit(tasks)
         while len(replies) < len(jobs):
             events = self._selector.select(TICK)
             self._pump(events)
         finished = []
         for index, (_, job) in enumerate(jobs):
-            finished.append(self._as_reply(job, replies[index]))
+            reply = self._as_reply(job, replies[index])
+            finished.append(reply)
         return finished
 
-    def _ask(self, engine: str, job: tuple[Any, ...]) -> tuple[Task, Awaitable[Any]]:
+    def _ask(self, engine: str, job: Job) -> tuple[Task, Awaitable[Any]]:
         """A job on its way, and its reply, which is to be awaited once; the event loop drives the workers meanwhile."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -409,7 +430,8 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
                 if not task.done:
                     waiting.append(task)
             for engine, waiting in by_engine.items():
-                self._pool(engine).submit(waiting)
+                pool = self._pool(engine)
+                pool.submit(waiting)
 
     def _pool(self, engine: str) -> Pool:
         """The pool of an engine, which starts when it is first asked."""
@@ -427,7 +449,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
             for pool in self._pools.values():
                 pool.tick()
 
-    def _as_reply(self, job: tuple[Any, ...], reply: Any) -> Any:
+    def _as_reply(self, job: Job, reply: Any) -> Any:
         """A worker's reply; for a worker that died, the reply that it would have given."""
         if not isinstance(reply, WorkerDeath):
             return reply
@@ -465,7 +487,7 @@ def _execution_result(reply: Any) -> ExecutionResult:
 End = tuple[str, str | None, int, float | None]  # status, error class, rows, milliseconds
 
 
-def _statements_of(job: tuple[Any, ...], reply: Any) -> list[tuple[str, str, End | None]]:
+def _statements_of(job: Job, reply: Any) -> list[tuple[str, str, End | None]]:
     """The role, the text and the end of each statement of a job."""
     if job[0] == "verdict":
         _, _, gold_sql, predicted_sql, *_ = job
@@ -473,7 +495,8 @@ def _statements_of(job: tuple[Any, ...], reply: Any) -> list[tuple[str, str, End
         return [("gold", gold_sql, gold_end), ("prediction", predicted_sql, predicted_end)]
     status, _, rows, _, _, error_class, ms, _ = reply
     _, _, sql, _ = job
-    return [("query", sql, (status, error_class, len(rows), ms))]
+    end = (status, error_class, len(rows), ms)
+    return [("query", sql, end)]
 
 
 def _verdict_of_reply(reply: Any, equalities: Sequence[str]) -> Verdict:
@@ -545,7 +568,9 @@ def _suite_files(folder: str, changed_ns: int) -> tuple[str, ...]:
 def _gold_facts(gold_sql: str) -> tuple[bool, bool]:
     """The fields of `compare.Gold` that the text of the gold query decides."""
     lowered = gold_sql.lower()
-    return "order" in lowered and is_ordered(gold_sql), "order by" in lowered
+    ordered = "order" in lowered and is_ordered(gold_sql)
+    mentions_order = "order by" in lowered
+    return ordered, mentions_order
 
 
 def _close_pools(selector: selectors.BaseSelector, pools: dict[str, Pool], owner: int) -> None:

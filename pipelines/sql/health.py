@@ -60,7 +60,8 @@ def examine_gold(examples: Sequence[Example], sql: SqlEngine) -> list[GoldFindin
         if place in contradictions:
             findings_of_example.append(contradictions[place])
         for reason, detail in findings_of_example:
-            by_example.append(GoldFinding(place, example.id, reason, detail, example.gold_sql))
+            finding_of_example = GoldFinding(place, example.id, reason, detail, example.gold_sql)
+            by_example.append(finding_of_example)
     return by_example
 
 
@@ -80,7 +81,8 @@ def _run_findings(gold_sql: str, first: ExecutionResult, second: ExecutionResult
     elapsed_ms = min(first.elapsed_ms, second.elapsed_ms)
     if elapsed_ms > SLOW_MS:
         yield "slow", f"{elapsed_ms:.0f} ms"
-    changing_word = _CHANGING.search(_TEXT.sub("''", gold_sql))
+    sql_without_texts = _TEXT.sub("''", gold_sql)
+    changing_word = _CHANGING.search(sql_without_texts)
     if first.rows != second.rows:
         yield "nondeterministic", "two runs gave two results"
     elif changing_word is not None:
@@ -92,9 +94,10 @@ def _ties(golds: Sequence[GoldKey], sql: SqlEngine) -> Iterator[tuple[GoldKey, F
     the same sort keys and look different.
     """
     queries = [(text, analyst.reading(database)) for database, text in golds]
+    probes_of_golds = analyst.tie_probes(queries)
     probed: list[tuple[GoldKey, int, int]] = []  # gold, rows before the cut, sort keys
     jobs: list[tuple[Database, str]] = []
-    for gold, probes in zip(golds, analyst.tie_probes(queries), strict=True):
+    for gold, probes in zip(golds, probes_of_golds, strict=True):
         database, _ = gold
         for probe, n_kept, n_keys in probes:
             probed.append((gold, n_kept, n_keys))
@@ -107,9 +110,11 @@ def _ties(golds: Sequence[GoldKey], sql: SqlEngine) -> Iterator[tuple[GoldKey, F
         last_kept = result.rows[n_kept - 1]
         first_left = result.rows[n_kept]
         sort_keys = last_kept[width:]
-        if sort_keys == first_left[width:] and last_kept[:width] != first_left[:width]:
+        is_tie = sort_keys == first_left[width:]
+        if is_tie and last_kept[:width] != first_left[:width]:
             values = ", ".join(map(literal, sort_keys))
-            yield gold, ("order_ambiguous", f"rows {n_kept} and {n_kept + 1} tie on {values}")
+            detail = f"rows {n_kept} and {n_kept + 1} tie on {values}"
+            yield gold, ("order_ambiguous", detail)
 
 
 def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[int, Finding]:
@@ -121,18 +126,18 @@ def _contradictions(examples: Sequence[Example], sql: SqlEngine) -> dict[int, Fi
     pairs: list[Pair] = []
     for place, example in enumerate(examples):
         words = example.in_context().lower().split()
-        key = (example.database, " ".join(words))
-        earlier = earliest.setdefault(key, example)
+        question = " ".join(words)
+        earlier = earliest.setdefault((example.database, question), example)
         if earlier.gold_sql != example.gold_sql:
             repeated.append((place, earlier))
             pairs.append(Pair(earlier.database, earlier.gold_sql, example.gold_sql))
     verdicts = sql.verdicts(pairs, JUDGED)
     contradictions: dict[int, Finding] = {}
     for (place, earlier), verdict in zip(repeated, verdicts, strict=True):
-        refused = [name for name, score in verdict.scores.items() if not score]
+        refusing = ", ".join(name for name, score in verdict.scores.items() if not score)
         both_ran = verdict.gold is verdict.predicted is ExecutionStatus.OK
-        if refused and both_ran:
-            detail = f"another result than {earlier.id} has, under {', '.join(refused)}"
+        if refusing and both_ran:
+            detail = f"another result than {earlier.id} has, under {refusing}"
             contradictions[place] = ("contradictory", detail)
     return contradictions
 
@@ -157,5 +162,6 @@ def report_lines(findings: Sequence[GoldFinding]) -> Iterator[str]:
         for finding in group[:MAX_EXAMPLES]:
             one_line = " ".join(finding.sql.split())
             yield f"  {finding.example_id}: {finding.detail}: {one_line}"
-        if len(group) > MAX_EXAMPLES:
-            yield f"  ... and {len(group) - MAX_EXAMPLES} more"
+        n_more = len(group) - MAX_EXAMPLES
+        if n_more > 0:
+            yield f"  ... and {n_more} more"

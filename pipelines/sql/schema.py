@@ -18,6 +18,7 @@ from pipelines.sql.dialects.base import plain_value, quoted
 from pipelines.sql.dialects.dialect import SAMPLED_ROWS, Catalog, Query, ViewLimitExceeded
 
 Style = Literal["ddl", "lines", "compact", "names"]
+WriteName = Callable[[str], str]  # writes a name, or that of a table with its schema, as a statement does
 MAX_VALUE_CHARS = 40
 # Declared types; the values of an ENUM are texts.
 _NUMERIC_TYPE = re.compile(r"(?is)(?!ENUM\(|SET\().*(INT|REAL|FLOA|DOUB|NUM|DEC)")
@@ -80,13 +81,14 @@ class Schema:
         quoted: str = DIALECTS[self.engine].quoted(name)
         return quoted
 
-    def written(self, table: str, write_name: Callable[[str], str] | None = None) -> str:
+    def written(self, table: str, write_name: WriteName | None = None) -> str:
         """A table's name in a statement, each of its parts by `write_name`, which by default puts it in quotes."""
         write_name = write_name or self.quoted
         schema = self._schema_of(table)
         if schema is None:
             return write_name(table)
-        return f"{write_name(schema)}.{write_name(table.removeprefix(f'{schema}.'))}"
+        bare_table = table.removeprefix(f"{schema}.")
+        return f"{write_name(schema)}.{write_name(bare_table)}"
 
     def _schema_of(self, table: str) -> str | None:
         """The schema of a table; None for the first schema."""
@@ -131,18 +133,19 @@ def render(schema: Schema, style: Style, keep: SchemaItems | None = None) -> str
     if style == "names":
         return " , ".join(write_table(table.name) for table in tables)
     if style == "ddl":
-        return "\n".join(_create_table(table, write_name, write_table) for table in tables)
+        statements = [_create_table(table, write_name, write_table) for table in tables]
+        return "\n".join(statements)
     # The other styles: the tables with their columns, then all joins.
     if style == "lines":
         lines = [_table_line(table, write_name, write_table) for table in tables]
-        return "\n".join([*lines, *_joins(tables, ".", write_name, write_table)])
-    compact = [_compact_table(table, write_name, write_table) for table in tables]
-    return " ; ".join([*compact, *_joins(tables, " . ", write_name, write_table)])
+        lines += _joins(tables, ".", write_name, write_table)
+        return "\n".join(lines)
+    items = [_compact_table(table, write_name, write_table) for table in tables]
+    items += _joins(tables, " . ", write_name, write_table)
+    return " ; ".join(items)
 
 
-def _joins(
-    tables: Sequence[Table], dot: str, write_name: Callable[[str], str], write_table: Callable[[str], str]
-) -> list[str]:
+def _joins(tables: Sequence[Table], dot: str, write_name: WriteName, write_table: WriteName) -> list[str]:
     """The foreign keys of all tables as equations; `dot` stands between a table and its column."""
     joins = []
     for table in tables:
@@ -157,7 +160,10 @@ def _linked(table: Table, keep: SchemaItems) -> Table:
     """A table after schema linking: primary keys stay, and foreign keys between tables that stay."""
     name = table.name.lower()
     wanted = {column for of_table, column in keep.columns if of_table == name}
-    columns = [column for column in table.columns if column.primary_key or column.name.lower() in wanted]
+    columns = []
+    for column in table.columns:
+        if column.primary_key or column.name.lower() in wanted:
+            columns.append(column)
     keys = []
     for key in table.foreign_keys:
         if key.column.lower() in wanted and key.to_table.lower() in keep.tables:
@@ -165,7 +171,7 @@ def _linked(table: Table, keep: SchemaItems) -> Table:
     return replace(table, columns=tuple(columns), foreign_keys=tuple(keys))
 
 
-def _create_table(table: Table, write_name: Callable[[str], str], write_table: Callable[[str], str]) -> str:
+def _create_table(table: Table, write_name: WriteName, write_table: WriteName) -> str:
     """A CREATE TABLE statement, with descriptions and example values as comments."""
     primary = [column.name for column in table.columns if column.primary_key]
     lines: list[tuple[str, str]] = []  # text, comment
@@ -177,14 +183,17 @@ def _create_table(table: Table, write_name: Callable[[str], str], write_table: C
             words.append("PRIMARY KEY")
         examples = ""
         if column.values:
-            examples = f"e.g. {', '.join(map(_short_literal, column.values))}"
-        lines.append((" ".join(words), _note(column.description, examples)))
+            values = ", ".join(map(_short_literal, column.values))
+            examples = f"e.g. {values}"
+        note = _note(column.description, examples)
+        lines.append((" ".join(words), note))
     if len(primary) > 1:
         names = ", ".join(map(write_name, primary))
         lines.append((f"PRIMARY KEY ({names})", ""))
     for key in table.foreign_keys:
+        name = write_name(key.column)
         target = f"{write_table(key.to_table)}({write_name(key.to_column)})"
-        lines.append((f"FOREIGN KEY ({write_name(key.column)}) REFERENCES {target}", ""))
+        lines.append((f"FOREIGN KEY ({name}) REFERENCES {target}", ""))
     statement = [f"CREATE TABLE {write_table(table.name)} ({_note(table.description)}"]
     for number, (text, note) in enumerate(lines, 1):
         comma = "," if number < len(lines) else ""
@@ -193,7 +202,7 @@ def _create_table(table: Table, write_name: Callable[[str], str], write_table: C
     return "\n".join(statement)
 
 
-def _table_line(table: Table, write_name: Callable[[str], str], write_table: Callable[[str], str]) -> str:
+def _table_line(table: Table, write_name: WriteName, write_table: WriteName) -> str:
     """`name(column, column)`, with each column's example values and description behind it, and then the table's."""
     columns = []
     for column in table.columns:
@@ -201,20 +210,24 @@ def _table_line(table: Table, write_name: Callable[[str], str], write_table: Cal
         if column.description:
             words.append(f"[{_one_line(column.description)}]")
         columns.append(" ".join(words))
-    return f"{write_table(table.name)}({', '.join(columns)}){_note(table.description)}"
+    name = write_table(table.name)
+    column_list = ", ".join(columns)
+    return f"{name}({column_list}){_note(table.description)}"
 
 
-def _compact_table(table: Table, write_name: Callable[[str], str], write_table: Callable[[str], str]) -> str:
+def _compact_table(table: Table, write_name: WriteName, write_table: WriteName) -> str:
     """`name : column , column ( value , value )`."""
-    columns = [_compact_column(column, write_name) for column in table.columns]
-    return f"{write_table(table.name)} : {' , '.join(columns)}"
+    name = write_table(table.name)
+    columns = " , ".join(_compact_column(column, write_name) for column in table.columns)
+    return f"{name} : {columns}"
 
 
-def _compact_column(column: Column, write_name: Callable[[str], str]) -> str:
+def _compact_column(column: Column, write_name: WriteName) -> str:
+    name = write_name(column.name)
     if not column.values:
-        return write_name(column.name)
+        return name
     values = " , ".join(map(_short_literal, column.values))
-    return f"{write_name(column.name)} ( {values} )"
+    return f"{name} ( {values} )"
 
 
 def value_conditions(schema: Schema, stored_values: Iterable[tuple[str, str, str]]) -> list[str]:
@@ -227,7 +240,7 @@ def value_conditions(schema: Schema, stored_values: Iterable[tuple[str, str, str
     return conditions
 
 
-def written(engine: EngineName) -> Callable[[str], str]:
+def written(engine: EngineName) -> WriteName:
     """A function that writes a name on one line as a statement of the engine does."""
     return lambda name: DIALECTS[engine].identifier(_one_line(name))
 
@@ -241,7 +254,9 @@ def _one_line(text: str) -> str:
 
 def _note(*remarks: str) -> str:
     text = "; ".join(_one_line(remark) for remark in remarks if remark)
-    return f" -- {text}" if text else ""
+    if not text:
+        return ""
+    return f" -- {text}"
 
 
 def literal(value: Scalar) -> str:
@@ -277,7 +292,8 @@ def read_comments(database: Database) -> dict[tuple[str, str], str]:
     if not dialect.comments_query:
         return {}
     try:
-        with dialect.catalog(dialect.locate(database.location), VIEW_SECONDS) as opened:
+        location = dialect.locate(database.location)
+        with dialect.catalog(location, VIEW_SECONDS) as opened:
             rows = list(opened.query(dialect.comments_query))
     except Exception as error:  # each driver has an error tree of its own
         raise DataError(f"the comments of {database.id} cannot be read: {type(error).__name__}") from None
@@ -290,9 +306,12 @@ def read_comments(database: Database) -> dict[tuple[str, str], str]:
 def introspect(database: Database, values: int = 0) -> Schema:
     """Read the schema of a database, with up to `values` example values a column."""
     dialect = DIALECTS[database.engine]
-    where = "" if dialect.is_server else f" at {database.location}"  # an address may hold a password
+    where = ""
+    if not dialect.is_server:  # an address may hold a password
+        where = f" at {database.location}"
     try:
-        with dialect.catalog(dialect.locate(database.location), VIEW_SECONDS) as opened:
+        location = dialect.locate(database.location)
+        with dialect.catalog(location, VIEW_SECONDS) as opened:
             if dialect.sqlglot == "sqlite":
                 return _sqlite_schema(opened, values)
             return _catalog_schema(database.engine, opened, values)
@@ -319,7 +338,8 @@ def _sqlite_schema(opened: Catalog, values: int) -> Schema:
             left_out.append((name, f"the view does not run, so it is left out: {error}"))
             continue
         columns = _with_values(opened, quoted(name), kind == "view", declared, values)
-        tables.append(Table(name, columns, _sqlite_keys(query, name)))
+        keys = _sqlite_keys(query, name)
+        tables.append(Table(name, columns, keys))
     return Schema(tuple(tables), left_out=tuple(left_out))
 
 
@@ -335,10 +355,13 @@ def _sqlite_columns(query: Query, table: str) -> list[DeclaredColumn]:
 def _sqlite_keys(query: Query, table: str) -> tuple[ForeignKey, ...]:
     keys = []
     references = query(f"PRAGMA foreign_key_list({quoted(table)})")
-    for _key, position, to_table, column, to_column, *_ in sorted(references, key=itemgetter(0, 1)):
+    in_order = sorted(references, key=itemgetter(0, 1))
+    for _key, position, to_table, column, to_column, *_ in in_order:
         if to_column is None:  # "REFERENCES t" means t's primary key
             primary = _sqlite_primary_key(query, to_table)
-            to_column = primary[position] if position < len(primary) else column
+            to_column = column
+            if position < len(primary):
+                to_column = primary[position]
         keys.append(ForeignKey(column, to_table, to_column))
     return tuple(keys)
 
@@ -346,7 +369,8 @@ def _sqlite_keys(query: Query, table: str) -> tuple[ForeignKey, ...]:
 def _sqlite_primary_key(query: Query, table: str) -> list[str]:
     """The columns of a table's primary key, in the key's own order."""
     columns = []
-    for _, name, _kind, _not_null, _default, primary_position in query(f"PRAGMA table_info({quoted(table)})"):
+    rows = query(f"PRAGMA table_info({quoted(table)})")
+    for _, name, _kind, _not_null, _default, primary_position in rows:
         if primary_position:
             columns.append((primary_position, name))
     return [name for _, name in sorted(columns)]
@@ -359,10 +383,14 @@ def _catalog_schema(engine: EngineName, opened: Catalog, values: int) -> Schema:
     primary, foreign = _catalog_keys(list(query(dialect.keys_query)))
     by_table: dict[str, list[DeclaredColumn]] = {}
     for table, name, kind in query(dialect.columns_query):
-        declared = kind if "'" in kind else kind.upper()  # the values of an ENUM stay as they are stored
-        by_table.setdefault(table, []).append((name, declared, (table, name) in primary))
+        if "'" not in kind:  # the values of an ENUM stay as they are stored
+            kind = kind.upper()
+        is_primary = (table, name) in primary
+        declared_columns = by_table.setdefault(table, [])
+        declared_columns.append((name, kind, is_primary))
     views = {row[0] for row in query(dialect.views_query)}
-    left_out = [(name, "the view does not run, so it is left out") for name in sorted(views - by_table.keys())]
+    failing_views = sorted(views - by_table.keys())
+    left_out = [(name, "the view does not run, so it is left out") for name in failing_views]
     schemas: list[str] = []
     if dialect.schema_query:
         schemas = [name for name, is_read in query(dialect.schema_query) if is_read]
@@ -388,7 +416,7 @@ def _catalog_keys(rows: Sequence[Sequence[Any]]) -> tuple[set[tuple[str, str]], 
     foreign: dict[str, list[ForeignKey]] = {}
     for table, kind, columns, to_table, to_columns in rows:
         if kind == "PRIMARY KEY":
-            primary |= {(table, column) for column in columns}
+            primary.update((table, column) for column in columns)
         elif kind == "FOREIGN KEY" and to_table is not None:  # a schema that is not read has no tables here
             keys = foreign.setdefault(table, [])
             for column, to_column in zip(columns, to_columns, strict=True):

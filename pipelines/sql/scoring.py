@@ -63,7 +63,8 @@ def read_gold(path: Path) -> list[GoldQuery]:
             raise DataError(f"{where}: no tab between the gold SQL and its database", "Is it a gold file?")
         sql = sql.strip().removesuffix(BIRD_SEPARATOR.strip())  # Some files name databases as predictions do.
         name = _checked_name(where, db_id.strip())
-        golds.append(GoldQuery(sql.strip(), name))
+        gold = GoldQuery(sql.strip(), name)
+        golds.append(gold)
     return golds
 
 
@@ -86,8 +87,11 @@ def _gold_records(path: Path, records: Any) -> list[GoldQuery]:
             raise DataError(f"{where}: {bad.detail}", "It needs a db_id and an SQL or query.") from None
         if "is_impossible" in row:
             sql = official.ehrsql_query(sql)  # some of EHRSQL's published queries do not run
-        id = "" if row.get("id") is None else str(row["id"])
-        golds.append(GoldQuery(sql, db_id, difficulty or None, question, evidence, id, more, answerable))
+        id = ""
+        if row.get("id") is not None:
+            id = str(row["id"])
+        gold = GoldQuery(sql, db_id, difficulty or None, question, evidence, id, more, answerable)
+        golds.append(gold)
     return golds
 
 
@@ -108,20 +112,20 @@ def with_difficulty(gold: Sequence[GoldQuery], path: Path) -> list[GoldQuery]:
         raise DataError(f"{path} has {len(rows)} records for {len(gold)} gold queries")
     if not any(row.difficulty for row in rows):
         raise DataError(f"{path} tells no difficulty", "Pass BIRD's JSON of the split, whose records have one each.")
-    joined = []
-    for query, row in zip(gold, rows, strict=True):  # The gold file goes before the JSON.
-        joined.append(
-            dataclasses.replace(
-                row,
-                sql=query.sql or row.sql,
-                db_id=query.db_id or row.db_id,
-                question=query.question or row.question,
-                evidence=query.evidence or row.evidence,
-                id=query.id or row.id,
-                more=query.more or row.more,
-            )
-        )
-    return joined
+    return list(map(_joined_with_row, gold, rows))
+
+
+def _joined_with_row(query: GoldQuery, row: GoldQuery) -> GoldQuery:
+    """A gold query with what only the row of the JSON has; the gold file goes before the JSON."""
+    return dataclasses.replace(
+        row,
+        sql=query.sql or row.sql,
+        db_id=query.db_id or row.db_id,
+        question=query.question or row.question,
+        evidence=query.evidence or row.evidence,
+        id=query.id or row.id,
+        more=query.more or row.more,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +162,7 @@ def read_predictions(path: Path, gold: Sequence[GoldQuery], known: Collection[st
     if gold and not entries:
         raise DataError(f"{path} has no prediction", FORMS)
     databases = {name.casefold() for name in known}
-    databases |= {query.db_id.casefold() for query in gold}
+    databases.update(query.db_id.casefold() for query in gold)
     queries = [""] * len(gold)
     empty: list[int] = []
     other_database: list[int] = []
@@ -207,10 +211,13 @@ def _json_entries(path: Path, value: Any, gold: Sequence[GoldQuery]) -> dict[int
         texts = [_bird_sql(path, number, row) for number, row in enumerate(value)]
         return _number_entries(path, texts, gold)
     number_of_id = {question.id: number for number, question in enumerate(gold) if question.id}
+    entries: dict[int, str] = {}
     if value and number_of_id.keys() >= value.keys():
         _refuse_repeated_ids(path, gold)
-        return {number_of_id[id]: _bird_sql(path, id, row) for id, row in value.items()}
-    entries: dict[int, str] = {}
+        for id, row in value.items():
+            number = number_of_id[id]
+            entries[number] = _bird_sql(path, id, row)
+        return entries
     for key, row in value.items():
         number = _number_of_key(path, key, len(gold))
         if number in entries:
@@ -225,12 +232,16 @@ def _ambiguous_entries(value: Any, entries: Mapping[int, str], n_golds: int) -> 
         return []
     ambiguous = []
     for number, key in zip(entries, value, strict=True):
-        is_number = key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS and int(key) < n_golds
-        if not is_number:
+        is_short_number = _is_digits(key) and len(key) <= MAX_DIGITS
+        if not is_short_number or int(key) >= n_golds:
             return []
         if int(key) != number:
             ambiguous.append(number)
     return ambiguous
+
+
+def _is_digits(key: str) -> bool:
+    return key.isascii() and key.isdigit()
 
 
 def _refuse_repeated_ids(path: Path, gold: Sequence[GoldQuery]) -> None:
@@ -242,7 +253,7 @@ def _refuse_repeated_ids(path: Path, gold: Sequence[GoldQuery]) -> None:
 
 def _number_of_key(path: Path, key: str, n_golds: int) -> int:
     """The number of the gold query that a key of BIRD's JSON names."""
-    if not (key.isascii() and key.isdigit()):
+    if not _is_digits(key):
         raise DataError(f"{path} has a prediction {key[:60]!r}, which is no number and no id of a gold query", FORMS)
     if len(key) > MAX_DIGITS or int(key) >= n_golds:
         raise DataError(f"{path} has a prediction {key[:MAX_DIGITS]}, and there are {n_golds} gold queries (from 0)")
@@ -331,16 +342,17 @@ def locate_database(db_id: str, databases: str, engine: EngineName) -> Database:
     dialect = DIALECTS[engine]
     if dialect.is_server:
         try:
-            return Database(db_id, engine, dialect.database_address(databases, db_id))
+            address = dialect.database_address(databases, db_id)
         except ValueError:
             example = f"As in {dialect.schemes[0]}USER@HOST/DATABASE."
             raise UserError("--database is no connection string", example) from None
+        return Database(db_id, engine, address)
     folder = Path(databases)
     names = [f"{db_id}{suffix}" for suffix in (*dialect.suffixes, ".db")]
     paths = [folder / db_id / name for name in names]
     paths += [folder / name for name in names]
     existing = [path for path in paths if path.is_file()]
-    location = [*existing, *paths][0]
+    location = existing[0] if existing else paths[0]
     return Database(db_id, engine, str(location))
 
 
@@ -363,7 +375,8 @@ def score_all(
         for question, predicted in chunk:
             if question.answerable:
                 database = databases[question.db_id]
-                pairs.append(Pair(database, question.sql, predicted, question.more))
+                pair = Pair(database, question.sql, predicted, question.more)
+                pairs.append(pair)
                 queries.append((question.sql, analyst.reading(database)))
         verdicts = iter(sql.verdicts(pairs, names))
         levels = iter(analyst.hardness(queries))
@@ -436,7 +449,7 @@ def summarise_scores(items: Sequence[ScoredItem], names: Sequence[str]) -> Score
     by_level = _by_level(items, scored)
     gold_errors: list[tuple[int, str]] = []
     unavailable: list[tuple[int, str]] = []
-    as_wrong: list[ScoredItem] = []
+    scored_or_wrong = list(scored)
     for item in items:
         if item.verdict is None or item.counted:
             continue
@@ -445,10 +458,12 @@ def summarise_scores(items: Sequence[ScoredItem], names: Sequence[str]) -> Score
             gold_errors.append((item.idx, error))
         else:
             unavailable.append((item.idx, error))
-            as_wrong.append(dataclasses.replace(item, scores=dict.fromkeys(names, 0.0)))
+            wrong_item = dataclasses.replace(item, scores=dict.fromkeys(names, 0.0))
+            scored_or_wrong.append(wrong_item)
     with_unavailable: dict[str, float] = {}
     if unavailable:
-        with_unavailable = {name: _figure(name, [*scored, *as_wrong]) for name in names}
+        with_unavailable = {name: _figure(name, scored_or_wrong) for name in names}
+    failed_golds = [item.idx for item in items if item.verdict is not None and item.verdict.failed_golds]
     return ScoreSummary(
         figures={name: _figures_by_level(name, by_level) for name in names},
         counts={level: len(group) for level, group in by_level.items()},
@@ -458,7 +473,7 @@ def summarise_scores(items: Sequence[ScoredItem], names: Sequence[str]) -> Score
         errors=_count_errors(scored),
         with_unavailable=with_unavailable,
         reliability=_reliability(items, names),
-        failed_golds=[item.idx for item in items if item.verdict is not None and item.verdict.failed_golds],
+        failed_golds=failed_golds,
         without_level=_without_level(items),
     )
 
@@ -474,8 +489,8 @@ def _figures_by_level(name: str, by_level: Mapping[str, Sequence[ScoredItem]]) -
 
 def _count_errors(scored: Sequence[ScoredItem]) -> dict[str, int]:
     """The count of each error class, the most frequent first."""
-    errors = [item.error for item in scored if item.error is not None]
-    return dict(Counter(errors).most_common())
+    counts = Counter(item.error for item in scored if item.error is not None)
+    return dict(counts.most_common())
 
 
 def _by_level(items: Sequence[ScoredItem], scored: Sequence[ScoredItem]) -> dict[str, Sequence[ScoredItem]]:

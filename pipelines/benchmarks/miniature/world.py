@@ -79,11 +79,10 @@ MEASURES_OF: dict[Kind, tuple[str, ...]] = {
     "event": ("price", "year", "length", "rating", "budget", "capacity", "score"),
 }
 
-NAMES: tuple[str, ...] = tuple(
-    start + end
-    for end in ("na", "ro", "mi", "lan", "dor", "vek")
-    for start in ("Al", "Be", "Cor", "Du", "El", "Fi", "Gra", "Ho")
-)  # 48 neutral names: never asked for, so they need not be single tokens
+# 48 neutral names: never asked for, so they need not be single tokens.
+NAME_STARTS = ("Al", "Be", "Cor", "Du", "El", "Fi", "Gra", "Ho")
+NAME_ENDS = ("na", "ro", "mi", "lan", "dor", "vek")
+NAMES: tuple[str, ...] = tuple(start + end for end in NAME_ENDS for start in NAME_STARTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,10 +219,13 @@ def draw_database(split: Split, index: int, seed: int) -> MiniDatabase:
         columns_to_have = None
         if name in held_out_pair:
             columns_to_have = held_out_columns(name, split)
-        tables.append(_draw_table(name, parents[name], columns, columns_to_have, rng))
+        table = _draw_table(name, parents[name], columns, columns_to_have, rng)
+        tables.append(table)
     rows: dict[str, list[Row]] = {}
     for table in tables:
-        n_parents = len(rows[table.parent]) if table.parent else 0
+        n_parents = 0
+        if table.parent:
+            n_parents = len(rows[table.parent])
         rows[table.name] = _draw_rows(table, n_parents, rng)
     id = f"{domain.name}_{split}_{index}"
     return MiniDatabase(id, domain.name, tuple(tables), rows)
@@ -246,16 +248,25 @@ def _draw_names(domain: Domain, split: Split, rng: random.Random) -> list[str]:
                 choices.append(names)
         count -= 1
     names = rng.choice(choices)
-    return sorted(names, key=lambda name: (RANK[KINDS[name]], order.index(name)))
+
+    def parents_first(name: str) -> tuple[int, int]:
+        kind = KINDS[name]
+        return RANK[kind], order.index(name)
+
+    return sorted(names, key=parents_first)
 
 
 def _may_occur(names: Sequence[str], domain: Domain, split: Split) -> bool:
     """Whether a database may have these tables: the held-out pair of its split, and no pair of another split."""
-    if not set(domain.held_out_pair(split)) <= set(names):
+    needed = set(domain.held_out_pair(split))
+    if not needed <= set(names):
         return False
     pairs = {frozenset(pair) for pair in itertools.combinations(names, 2)}
-    pairs_of_other_splits = [held_out_pairs(other) for other in HELD_OUT_SPLITS if other != split]
-    return all(pairs.isdisjoint(held_out) for held_out in pairs_of_other_splits)
+    pairs_of_other_splits: set[frozenset[str]] = set()
+    for other in HELD_OUT_SPLITS:
+        if other != split:
+            pairs_of_other_splits |= held_out_pairs(other)
+    return pairs.isdisjoint(pairs_of_other_splits)
 
 
 def _draw_parents(names: Sequence[str], held_out_pair: Sequence[str], rng: random.Random) -> dict[str, str | None]:
@@ -310,11 +321,12 @@ def _draw_rows(table: MiniTable, n_parents: int, rng: random.Random) -> list[Row
     if table.parent:
         n_linked = max(1, n_parents * 3 // 4)
         linked_parents = rng.sample(range(1, n_parents + 1), n_linked)
-    measured = []
+    values_of_measures = []
     for measure in table.measures:
         column = MEASURES[measure]
-        values = range(column.low, column.high + 1)
-        measured.append(rng.sample(values, size))
+        possible = range(column.low, column.high + 1)
+        values = rng.sample(possible, size)
+        values_of_measures.append(values)
     rows: list[Row] = []
     for index in range(size):
         row: list[str | int] = [index + 1]
@@ -324,8 +336,8 @@ def _draw_rows(table: MiniTable, n_parents: int, rng: random.Random) -> list[Row
         for category, form in table.categories.items():
             word = rng.choice(list(CATEGORIES[category]))
             row.append(stored(category, word, form))
-        for values_of_measure in measured:
-            row.append(values_of_measure[index])
+        for values in values_of_measures:
+            row.append(values[index])
         rows.append(tuple(row))
     return rows
 
@@ -356,7 +368,8 @@ def create_statements(database: MiniDatabase, mark: str = "?") -> Iterator[tuple
             columns.append(f"{category} TEXT")
         for measure in table.measures:
             columns.append(f"{measure} INTEGER")
-        create = f"CREATE TABLE {table.name} ({', '.join(columns)})"
+        column_list = ", ".join(columns)
+        create = f"CREATE TABLE {table.name} ({column_list})"
         marks = ", ".join([mark] * len(table.columns))
         insert = f"INSERT INTO {table.name} VALUES ({marks})"
         yield create, insert, database.rows[table.name]

@@ -92,14 +92,15 @@ def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:
     for missing in unknown:
         if missing.elsewhere:
             tables = ", ".join(missing.elsewhere)
-            clues.append(Hint("column_of_another_table", f"{missing.name} is not there; {tables} has such a column"))
+            detail = f"{missing.name} is not there; {tables} has such a column"
+            clues.append(Hint("column_of_another_table", detail))
             continue
         evidence = f"no {missing.kind} {missing.name}"
         nowhere[evidence] = None
         detail = evidence
-        close = _close_names(missing, columns_by_table)
+        close = ", ".join(_close_names(missing, columns_by_table))
         if close:
-            detail = f"{evidence}; closest: {', '.join(close)}"
+            detail = f"{evidence}; closest: {close}"
         clues.append(Hint(f"unknown_{missing.kind}", detail))
     if nowhere:
         return Diagnosis("hallucination", _joined(list(nowhere)), tuple(clues))
@@ -111,8 +112,8 @@ def _close_names(missing: Unknown, columns_by_table: Mapping[str, Sequence[str]]
     names = set(columns_by_table)
     if missing.kind == "column":
         names = set().union(*columns_by_table.values())
-    bare_name = missing.name.split(".")[-1].lower()
-    return difflib.get_close_matches(bare_name, sorted(names), n=2)
+    bare_name = missing.name.rpartition(".")[2]
+    return difflib.get_close_matches(bare_name.lower(), sorted(names), n=2)
 
 
 def _compared_with_gold(predicted: Reading, gold: Reading, failure: Failure) -> tuple[Diagnosis, list[Item]]:
@@ -129,7 +130,8 @@ def _compared_with_gold(predicted: Reading, gold: Reading, failure: Failure) -> 
         return Diagnosis("schema_linking", evidence, tuple(clues)), unknown_values
     evidence = "another result from the same columns"
     if clues:
-        evidence = f"{_spaced(clues[0].kind)}: {clues[0].detail}"
+        first = clues[0]
+        evidence = f"{_spaced(first.kind)}: {first.detail}"
     return Diagnosis("semantic", evidence, tuple(clues)), unknown_values
 
 
@@ -137,16 +139,18 @@ def _result_clues(failure: Failure) -> Iterator[Hint]:
     """Clues about what the answer returned, and about equalities under which it is right."""
     if failure.n_rows == 0 and failure.gold_rows > 0:
         yield Hint("empty_result", f"no rows; gold returns {failure.gold_rows}")
-    right = [name for name, score in failure.scores.items() if score == 1.0]
-    if right:
-        yield Hint("other_equality", f"right under {', '.join(sorted(right))}")
+    accepting = sorted(name for name, score in failure.scores.items() if score == 1.0)
+    if accepting:
+        equalities = ", ".join(accepting)
+        yield Hint("other_equality", f"right under {equalities}")
 
 
 def _joined(details: list[str]) -> str:
     """The first facts of a list that can be as long as a table is wide."""
     facts = details[:MAX_FACTS]
-    if len(details) > MAX_FACTS:
-        facts.append(f"and {len(details) - MAX_FACTS} more")
+    n_more = len(details) - MAX_FACTS
+    if n_more > 0:
+        facts.append(f"and {n_more} more")
     return "; ".join(facts)
 
 
@@ -165,12 +169,12 @@ def _schema_clues(predicted: Reading, gold: Reading) -> Iterator[Hint]:
     for table in sorted(predicted_tables - gold_tables):
         yield Hint("extra_join", f"gold does not read {table}")
     if len(missing) == len(extra) == 1:
-        yield Hint("wrong_column", f"{'.'.join(extra[0])} where gold uses {'.'.join(missing[0])}")
+        yield Hint("wrong_column", f"{extra[0]} where gold uses {missing[0]}")
         return
-    for item in missing:
-        yield Hint("missing_column", f"gold also uses {'.'.join(item)}")
-    for item in extra:
-        yield Hint("extra_column", f"gold does not use {'.'.join(item)}")
+    for column in missing:
+        yield Hint("missing_column", f"gold also uses {column}")
+    for column in extra:
+        yield Hint("extra_column", f"gold does not use {column}")
 
 
 def _representatives(pairs: Iterable[tuple[Item, Item]]) -> dict[Item, Item]:
@@ -183,8 +187,8 @@ def _representatives(pairs: Iterable[tuple[Item, Item]]) -> dict[Item, Item]:
     return {item: min(group) for item, group in groups.items()}
 
 
-def _columns_without_partner(reading: Reading, other: Reading, representatives: Mapping[Item, Item]) -> list[Item]:
-    """The columns that decide a query's result and that the other query does not name, sorted."""
+def _columns_without_partner(reading: Reading, other: Reading, representatives: Mapping[Item, Item]) -> list[str]:
+    """The columns that decide a query's result and that the other query does not name, sorted, as "table.column"."""
     named: set[Item] = set()
     for item in other.columns | other.loose:
         named.add(representatives.get(item, item))
@@ -192,7 +196,7 @@ def _columns_without_partner(reading: Reading, other: Reading, representatives: 
     for item in reading.columns:
         if representatives.get(item, item) not in named:
             unnamed.append(item)
-    return sorted(unnamed)
+    return [".".join(item) for item in sorted(unnamed)]
 
 
 def _constant_clues(
@@ -208,9 +212,10 @@ def _constant_clues(
         missing = [condition for condition in in_gold if condition not in in_answer]
         for given, wanted in zip(extra, missing, strict=False):
             yield from _condition_clues(given, wanted, stored, looked_up)
-        for condition in missing[len(extra) :]:
+        n_pairs = min(len(extra), len(missing))
+        for condition in missing[n_pairs:]:
             yield Hint("missing_condition", f"gold also has {condition}")
-        for condition in extra[len(missing) :]:
+        for condition in extra[n_pairs:]:
             yield Hint("extra_condition", f"gold does not have {condition}")
 
 
@@ -250,22 +255,24 @@ def _spelling_notes(condition: Condition, stored: Sequence[Scalar]) -> str:
             close = difflib.get_close_matches(value, spellings, n=2)
         notes += f"; {value!r} is not stored"
         if close:
-            notes += f", {', '.join(map(repr, close))} is"
+            quoted = ", ".join(map(repr, close))
+            notes += f", {quoted} is"
     return notes
 
 
 def _letters(text: str) -> str:
     """A value without case, spaces and punctuation, in which its spellings differ."""
-    return "".join(filter(str.isalnum, text.casefold()))
+    folded = text.casefold()
+    return "".join(filter(str.isalnum, folded))
 
 
 def _clause_clues(predicted: Reading, gold: Reading) -> Iterator[Hint]:
     """Clues about all clauses but comparisons with constants."""
-    gold_texts = _clause_texts(gold)
-    for kind, text in _clause_texts(predicted).items():
-        gold_text = gold_texts[kind]
-        if text.lower() != gold_text.lower():
-            yield Hint(kind, f"{text or 'none'}; gold: {gold_text or 'none'}")
+    gold_clauses = _clause_texts(gold)
+    for kind, clause in _clause_texts(predicted).items():
+        gold_clause = gold_clauses[kind]
+        if clause.lower() != gold_clause.lower():
+            yield Hint(kind, f"{clause or 'none'}; gold: {gold_clause or 'none'}")
     if predicted.subqueries != gold.subqueries:
         yield Hint("nesting", f"{predicted.subqueries} SELECTs; gold: {gold.subqueries}")
 

@@ -52,14 +52,18 @@ def proof_plan(
 ) -> tuple[bool, list[str], list[str]]:
     """See `analyst.proof_plan`."""
     never_null = {(table.lower(), column.lower()) for table, column in required}
-    known_tables = [table for table in schema.tables if table.name in ddl]
-    tables = {table.name.lower(): table for table in known_tables}
+    tables: dict[str, Table] = {}
+    for table in schema.tables:
+        if table.name in ddl:
+            tables[table.name.lower()] = table
     names = _names_of_tables(tables)
     gold_tree = _query_tree(gold, names)
     predicted_tree = _query_tree(predicted, names)
     try:
-        first = _extreme_query(_qualified_copy(gold_tree, tables, names), is_last=False)
-        last = _extreme_query(_qualified_copy(gold_tree, tables, names), is_last=True)
+        extremes = []
+        for is_last in (False, True):
+            qualified_gold = _qualified_copy(gold_tree, tables, names)
+            extremes.append(_extreme_query(qualified_gold, is_last))
     except UNPROVABLE:
         return gold == predicted, [], []
     have_one_form = _have_one_form(gold_tree, predicted_tree, tables, names, never_null)
@@ -71,7 +75,7 @@ def proof_plan(
         rng = random.Random(f"{number}{gold}")
         script = database_script(ddl, tables, trees, never_null, rng)
         scripts.append(script)
-    return gold == predicted, [first, last], scripts
+    return gold == predicted, extremes, scripts
 
 
 def _names_of_tables(tables: Tables) -> set[str]:
@@ -79,7 +83,7 @@ def _names_of_tables(tables: Tables) -> set[str]:
     names: set[str] = set()
     for table in tables.values():
         names.add(table.name.lower())
-        names |= {column.name.lower() for column in table.columns}
+        names.update(column.name.lower() for column in table.columns)
     return names
 
 
@@ -89,8 +93,10 @@ def _have_one_form(
     """Whether two queries have the same normal form."""
     order = gold_tree.args.get("order")
     try:
-        gold_form = _normal_form(_qualified_copy(gold_tree, tables, names), never_null, order)
-        predicted_form = _normal_form(_qualified_copy(predicted_tree, tables, names), never_null, order)
+        qualified_gold = _qualified_copy(gold_tree, tables, names)
+        gold_form = _normal_form(qualified_gold, never_null, order)
+        qualified_prediction = _qualified_copy(predicted_tree, tables, names)
+        predicted_form = _normal_form(qualified_prediction, never_null, order)
         return bool(gold_form == predicted_form)
     except UNPROVABLE:
         return False
@@ -115,12 +121,8 @@ def _qualified_copy(tree: exp.Expr, tables: Tables, names: Set[str]) -> exp.Expr
             raise ValueError(node)
     types: dict[str, object] = {}
     for name, table in tables.items():
-        types[name] = _types_of_columns(table)
+        types[name] = {column.name.lower(): column.type or "TEXT" for column in table.columns}
     return qualify(tree.copy(), schema=types, dialect="sqlite", canonicalize_table_aliases=True)
-
-
-def _types_of_columns(table: Table) -> dict[str, str]:
-    return {column.name.lower(): column.type or "TEXT" for column in table.columns}
 
 
 def _is_ambiguous(node: exp.Expr, names: Set[str]) -> bool:
@@ -280,7 +282,7 @@ def database_script(
     values_near, row_counts = _values_near_constants(trees)
     used: set[str] = set()
     for tree in trees:
-        used |= {node.name.lower() for node in tree.find_all(exp.Table)}
+        used.update(table.name.lower() for table in tree.find_all(exp.Table))
     creates: list[str] = []
     inserts: list[str] = []
     deletes: list[str] = []
@@ -297,9 +299,10 @@ def database_script(
 
 
 def _insert_statement(table: Table, rows: Sequence[str]) -> str:
+    name = quoted(table.name)
     columns = ", ".join(quoted(column.name) for column in table.columns)
     values = ", ".join(rows)
-    return f"INSERT OR IGNORE INTO {quoted(table.name)} ({columns}) VALUES {values}"
+    return f"INSERT OR IGNORE INTO {name} ({columns}) VALUES {values}"
 
 
 def _values_near_constants(trees: Sequence[exp.Expr]) -> tuple[Mapping[str, Sequence[Scalar]], Sequence[int]]:
@@ -310,15 +313,15 @@ def _values_near_constants(trees: Sequence[exp.Expr]) -> tuple[Mapping[str, Sequ
     for tree in trees:
         literals += tree.find_all(exp.Literal)
     for literal in literals:
-        bare = literal.name.replace("%", "").replace("_", "a")
-        if bare.isdigit() and len(bare) < 2:  # It may be a LIMIT, or a bound of COUNT(*).
-            row_counts.append(int(bare) + 1)
+        constant = literal.name.replace("%", "").replace("_", "a")
+        if constant.isdigit() and len(constant) < 2:  # It may be a LIMIT, or a bound of COUNT(*).
+            row_counts.append(int(constant) + 1)
         condition = literal.find_ancestor(exp.Predicate)
         if condition is None:
             continue
         columns = condition.find_all(exp.Column)
         names = {column.name.lower() for column in columns}
-        near = _values_near(bare)
+        near = _values_near(constant)
         for name in names:
             values[name] += near
     return values, row_counts
@@ -342,10 +345,13 @@ def _orphan_deletes(table: Table, used: Set[str]) -> list[str]:
     if len(to_tables) < len(targets):
         raise ValueError(table)
     deletes = []
+    name = quoted(table.name)
     for key in references:
-        target = quoted(key.to_column)
-        known = f"SELECT {target} FROM {quoted(key.to_table)} WHERE {target} IS NOT NULL"
-        deletes.append(f"DELETE FROM {quoted(table.name)} WHERE {quoted(key.column)} NOT IN ({known})")
+        column = quoted(key.column)
+        to_table = quoted(key.to_table)
+        to_column = quoted(key.to_column)
+        known = f"SELECT {to_column} FROM {to_table} WHERE {to_column} IS NOT NULL"
+        deletes.append(f"DELETE FROM {name} WHERE {column} NOT IN ({known})")
     return deletes
 
 
@@ -366,14 +372,18 @@ def _random_rows(
         pool = [*common, *near]
         if not column.primary_key and column.name not in foreign:
             candidates = [*near, *near, *common]
-            pool = rng.choices(candidates, k=rng.choice((2, 3, 5)))
+            size = rng.choice((2, 3, 5))
+            pool = rng.choices(candidates, k=size)
         if (table.name.lower(), name) not in never_null:
-            pool += [None] * math.ceil(len(pool) * null_share)
+            n_nulls = math.ceil(len(pool) * null_share)
+            pool += [None] * n_nulls
         pools.append(pool)
+    n_rows = rng.choice(row_counts)
     rows = []
-    for _ in range(rng.choice(row_counts)):
+    for _ in range(n_rows):
         row = tuple(rng.choice(pool) for pool in pools)
-        rows.append(exp.convert(row).sql("sqlite"))
+        values = exp.convert(row)
+        rows.append(values.sql("sqlite"))
     return rows
 
 

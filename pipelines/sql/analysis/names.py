@@ -39,7 +39,7 @@ def naming(sql: str) -> tuple[list[str], list[str], bool] | None:
     except Exception:  # sqlglot's scopes raise freely on trees that parse but make no sense
         return None
     literals = _written_literals(tree)
-    texts = [*_made_names(tree), *literals]
+    texts = _made_names(tree) + literals
     for column in tree.find_all(exp.Column):
         if not column.table and _is_double_quoted(column.name, lowered):
             texts.append(column.name)
@@ -76,12 +76,10 @@ def _made_names(tree: exp.Expr) -> list[str]:
     """The names that a query makes up: aliases, CTEs and their columns, keys of structs, named arguments."""
     names: list[str] = []
     for node in tree.find_all(exp.Alias, exp.TableAlias):
-        if isinstance(node, exp.Alias):
-            names.append(node.alias)
-        else:
-            names.append(node.name)
-        columns = node.args.get("columns") or []
-        names += [column.name for column in columns]
+        name = node.alias if isinstance(node, exp.Alias) else node.name
+        names.append(name)
+        for column in node.args.get("columns") or []:
+            names.append(column.name)
     for key in tree.find_all(exp.PropertyEQ, exp.Kwarg):
         names.append(key.name)
     return names
@@ -116,8 +114,8 @@ def _makes_text(tree: exp.Expr) -> bool:
     """Whether a query puts text together."""
     if tree.find(exp.DPipe) is not None:
         return True
-    called = {function_name(call).lower() for call in tree.find_all(exp.Func)}
-    return not called.isdisjoint(_MAKE_TEXT)
+    calls = tree.find_all(exp.Func)
+    return any(function_name(call).lower() in _MAKE_TEXT for call in calls)
 
 
 def function_name(call: exp.Func) -> str:
@@ -169,7 +167,8 @@ def _is_of_table(scope: Scope, qualifier: str, name: str) -> bool:
 def _may_be_other_alias(scope: Scope, column: exp.Column) -> bool:
     """Whether a name may be the alias of another item in the SELECT list of its query."""
     name = column.name.lower()
-    for item in getattr(unwrap(scope.expression), "expressions", []):
+    query = unwrap(scope.expression)
+    for item in getattr(query, "expressions", []):
         if not isinstance(item, exp.Alias) or item.alias.lower() != name:
             continue
         ancestor = column.parent
@@ -212,7 +211,8 @@ def lookups(sql: str, schema: Schema | None, engine: str) -> list[Compared]:
         if source is None:
             continue
         table = ".".join(part.name for part in source.parts)
-        probe = _values_query(column, table).sql(engine)
+        values_query = _values_query(column, table)
+        probe = values_query.sql(engine)
         for text in texts:
             key = (table, column.name, text)
             compared.setdefault(key, (*key, probe))
@@ -222,7 +222,8 @@ def lookups(sql: str, schema: Schema | None, engine: str) -> list[Compared]:
 def _values_query(column: exp.Column, table: str) -> exp.Select:
     """The query that shows the values of a column."""
     bare_column = exp.column(column.this.copy())
-    return exp.select(bare_column).distinct().from_(exp.to_table(table))
+    select = exp.select(bare_column).distinct()
+    return select.from_(exp.to_table(table))
 
 
 def _tables_by_column(schema: Schema | None) -> dict[str, set[str]]:

@@ -34,8 +34,9 @@ class Condition:
     values: tuple[Constant, ...]
 
     def __str__(self) -> str:
-        values = ["NULL" if value is None else repr(value) for value in self.values]
-        return f"{'.'.join(self.column)} {self.operator} {', '.join(values)}"
+        column = ".".join(self.column)
+        values = ", ".join("NULL" if value is None else repr(value) for value in self.values)
+        return f"{column} {self.operator} {values}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,7 +128,8 @@ def _has_distinct(selects: Sequence[exp.Select]) -> bool:
 
 def _limit_texts(tree: exp.Expr) -> tuple[str, ...]:
     limits = [*tree.find_all(exp.Limit), *tree.find_all(exp.Offset)]
-    return tuple(sorted(map(_canonical_sql, limits)))
+    texts = map(_canonical_sql, limits)
+    return tuple(sorted(texts))
 
 
 def _key_texts(tree: exp.Expr, clause: type[exp.Order | exp.Group]) -> Iterator[str]:
@@ -143,12 +145,14 @@ def _having_texts(tree: exp.Expr) -> tuple[str, ...]:
 
 
 def _set_operators(tree: exp.Expr) -> tuple[str, ...]:
-    names = map(_set_operator, tree.find_all(exp.SetOperation))
+    operations = tree.find_all(exp.SetOperation)
+    names = map(_set_operator, operations)
     return tuple(sorted(names))
 
 
 def _count_aggregate_names(tree: exp.Expr) -> Counter[str]:
-    return Counter(map(_aggregate, tree.find_all(exp.AggFunc)))
+    calls = tree.find_all(exp.AggFunc)
+    return Counter(map(_aggregate, calls))
 
 
 def _logic_words(tree: exp.Expr) -> tuple[str, ...]:
@@ -219,7 +223,8 @@ def _constant_conditions(tree: exp.Expr) -> Iterator[Condition]:
             constants += _constant(bare)
         if len(compared) != 1 or not constants:
             continue
-        item = _base_item(compared[0])
+        (column,) = compared
+        item = _base_item(column)
         if item is None:
             continue
         operator = _COMPARISONS[type(node)]

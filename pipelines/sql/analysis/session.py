@@ -57,7 +57,8 @@ def prepared_items(database: Database, sql: str) -> SchemaItems | None:
                 return ALLOW
 
             connection.set_authorizer(watch)
-            executed(connection, "EXPLAIN " + sql).close()
+            cursor = executed(connection, "EXPLAIN " + sql)
+            cursor.close()
     except (sqlite3.Error, sqlite3.Warning, OSError, ValueError):
         return None
     return SchemaItems(frozenset(tables), frozenset(columns))
@@ -109,7 +110,9 @@ def tie_probes(sql: str, engine: str) -> list[Probe]:
     for select in tree.find_all(exp.Select):
         limit = _count_in(select.args.get("limit"))
         offset = _count_in(select.args.get("offset"))
-        if not limit or not select.args.get("order") or select.args.get("distinct"):
+        is_ordered = bool(select.args.get("order"))
+        is_distinct = bool(select.args.get("distinct"))
+        if not limit or not is_ordered or is_distinct:
             continue
         n_kept = limit + offset
         keys = _sort_keys(select)

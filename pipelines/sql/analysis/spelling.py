@@ -28,15 +28,17 @@ def in_schema_words(sql: str, schema: Schema, engine: str = "sqlite") -> str | N
     tree = tree.copy()
     scopes = traverse_scope(tree)
     is_correlated = any(scope.is_correlated_subquery for scope in scopes)
+    spellings: dict[str, str] = {}
     columns: dict[str, Spellings] = {}
     for schema_table in schema.tables:
-        columns[schema_table.name.lower()] = {column.name.lower(): column.name for column in schema_table.columns}
+        table_name = schema_table.name.lower()
+        spellings[table_name] = schema_table.name
+        columns[table_name] = {column.name.lower(): column.name for column in schema_table.columns}
     for scope in scopes:
         _spell_columns(scope, columns, schema)
     if not is_correlated:
         for scope in scopes:
             _drop_table_aliases(scope)
-    spellings = {table.name.lower(): table.name for table in schema.tables}
     for table in tree.find_all(exp.Table):
         _spell(table.this, spellings, schema)
     for column in tree.find_all(exp.Column):
@@ -53,21 +55,26 @@ def _spell_columns(scope: Scope, columns: Mapping[str, Spellings], schema: Schem
     tables: dict[str, Spellings] = {}  # key: an alias of this SELECT, or of one around it
     reads_only_tables = True
     for alias, source in scope_sources(scope):
-        if isinstance(source, exp.Table) and source.name.lower() in columns:
-            tables[alias.lower()] = columns[source.name.lower()]
-        else:
+        columns_of_source = None
+        if isinstance(source, exp.Table):
+            columns_of_source = columns.get(source.name.lower())
+        if columns_of_source is None:
             reads_only_tables = False
+        else:
+            tables[alias.lower()] = columns_of_source
     outer = scope.parent
     while outer is not None:
         for alias, source in scope_sources(outer):
             if isinstance(source, exp.Table):
-                tables.setdefault(alias.lower(), columns.get(source.name.lower(), {}))
+                outer_columns = columns.get(source.name.lower(), {})
+                tables.setdefault(alias.lower(), outer_columns)
         outer = outer.parent
     for column in scope_columns(scope):
         name = column.name.lower()
         candidates = list(tables.values())
         if column.table:
-            candidates = [tables.get(column.table.lower(), {})]
+            qualifier = column.table.lower()
+            candidates = [tables.get(qualifier, {})]
         known = [spellings for spellings in candidates if name in spellings]
         if known:
             _spell(column.this, known[0], schema)
@@ -87,7 +94,8 @@ def _spell_anywhere(column: exp.Column, spellings_of_tables: Iterable[Spellings]
 
 def _is_text(column: exp.Column, scope: Scope) -> bool:
     """Whether SQLite reads a name that no table has as a string: one in double quotes that is no name of the SELECT."""
-    if column.table or not column.this.args.get("quoted") or scope.is_correlated_subquery:
+    is_quoted = column.this.args.get("quoted")
+    if column.table or not is_quoted or scope.is_correlated_subquery:
         return False
     select = scope.expression
     if not isinstance(select, exp.Query):
@@ -99,26 +107,30 @@ def _is_text(column: exp.Column, scope: Scope) -> bool:
 def _drop_table_aliases(scope: Scope) -> None:
     """Call the tables of one SELECT by their own names, those of a self-join excepted."""
     sources = scope_sources(scope)
-    names: Counter[str] = Counter()
+    uses: Counter[str] = Counter()
     for alias, source in sources:
         name = source.name if isinstance(source, exp.Table) else alias
-        names[name.lower()] += 1
-    own_names: dict[str, str] = {}  # key: an alias
+        uses[name.lower()] += 1
+    table_names: dict[str, str] = {}  # key: an alias
     for alias, source in sources:
         if not isinstance(source, exp.Table) or not source.alias or source.db:
             continue
-        if names[source.name.lower()] == 1:
-            own_names[alias.lower()] = source.name
+        if uses[source.name.lower()] == 1:
+            table_names[alias.lower()] = source.name
             source.set("alias", None)
     for column in scope.columns:
-        if column.table.lower() in own_names:
-            column.set("table", exp.to_identifier(own_names[column.table.lower()]))
+        table_name = table_names.get(column.table.lower())
+        if table_name is not None:
+            column.set("table", exp.to_identifier(table_name))
 
 
 def _spell(identifier: exp.Expr | None, spellings: Spellings, schema: Schema) -> None:
     """Give an identifier its spelling, in quotes where the engine wants them; one that is not known stays as it is."""
-    if not isinstance(identifier, exp.Identifier) or identifier.name.lower() not in spellings:
+    if not isinstance(identifier, exp.Identifier):
         return
-    spelling = spellings[identifier.name.lower()]
+    spelling = spellings.get(identifier.name.lower())
+    if spelling is None:
+        return
+    write = written(schema.engine)
     identifier.set("this", spelling)
-    identifier.set("quoted", written(schema.engine)(spelling) != spelling)
+    identifier.set("quoted", write(spelling) != spelling)

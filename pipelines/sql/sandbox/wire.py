@@ -65,7 +65,10 @@ class StatusPage:
     def set_opening(self, is_opening: bool) -> None:
         """The worker opens a database for its statement, or is done with that."""
         job, phase, statements = self.current()
-        phase = phase | OPENING if is_opening else phase & ~OPENING
+        if is_opening:
+            phase |= OPENING
+        else:
+            phase &= ~OPENING
         STATEMENT.pack_into(self._page, 0, job, phase, statements)
 
     def current(self) -> tuple[int, int, int]:
@@ -81,9 +84,12 @@ class StatusPage:
         """The work that this job's statement has done so far; 0 while the worker is at another one, or has ended."""
         if self._page.closed:
             return 0
-        before = self.current()[0]
+        job_before, _, _ = self.current()
         (units,) = WORK.unpack_from(self._page, WORK_AT)
-        return int(units) if before == job == self.current()[0] else 0
+        job_after, _, _ = self.current()
+        if job_before == job == job_after:
+            return int(units)
+        return 0
 
     def recall(self, below: int) -> None:
         """The worker is to skip its jobs numbered below this: another worker took them."""
@@ -91,4 +97,5 @@ class StatusPage:
 
     def recalled(self) -> int:
         """The number below which jobs are to be skipped."""
-        return int(RECALL.unpack_from(self._page, RECALL_AT)[0])
+        (number,) = RECALL.unpack_from(self._page, RECALL_AT)
+        return int(number)

@@ -81,9 +81,11 @@ class OpenDatabases:
             if self._stamps.setdefault(location, stamp) == stamp:
                 continue
             self._stamps[location] = stamp
-            if location in self._sessions:
-                self._sessions.pop(location).close()
-            for key in [key for key in self._gold if key[0] == location]:
+            session = self._sessions.pop(location, None)
+            if session is not None:
+                session.close()
+            outdated = [key for key in self._gold if key[0] == location]
+            for key in outdated:
                 _, n_bytes = self._gold.pop(key)
                 self._gold_bytes -= n_bytes
 
@@ -106,7 +108,8 @@ class OpenDatabases:
             if self.hidden:
                 names = self.hidden.get(base.identity(location))
                 if names is not None:
-                    session.hide(base.Hidden.of(names))
+                    hidden = base.Hidden.of(names)
+                    session.hide(hidden)
         finally:
             self._page.set_opening(False)
         self._sessions[location] = session
@@ -123,7 +126,8 @@ class OpenDatabases:
         """Several statements on this database follow, or are done."""
         with contextlib.suppress(base.OpenFailure):
             if on or location in self._sessions:
-                self.session(location).hold(on)
+                session = self.session(location)
+                session.hold(on)
 
     def gold(self, location: str, sql: str) -> tuple[base.RawResult, bool]:
         """The result of a gold query, and whether it was kept from the last time."""
@@ -131,10 +135,12 @@ class OpenDatabases:
         entry = self._gold.get(key)
         if entry is not None:
             self._gold.move_to_end(key)
-            return entry[0], True
+            raw, _ = entry
+            return raw, True
         raw = base.untruncated(self.run(location, sql, self._bounds.max_rows))
         if raw.status == OK:
-            n_bytes = len(marshal.dumps(list(raw.rows), 2)) + 200
+            marshalled = marshal.dumps(list(raw.rows), 2)
+            n_bytes = len(marshalled) + 200
             self._gold[key] = raw, n_bytes
             self._gold_bytes += n_bytes
             while self._gold_bytes > self._max_gold_bytes and len(self._gold) > 1:
@@ -149,7 +155,8 @@ OK_END: End = (OK, None, 0, None)
 
 def _end_of(raw: base.RawResult, is_cached: bool = False) -> End:
     """The end of a statement, without its rows."""
-    return raw.status, raw.error_class, len(raw.rows), None if is_cached else raw.ms
+    ms = None if is_cached else raw.ms
+    return raw.status, raw.error_class, len(raw.rows), ms
 
 
 class JobServer:
@@ -218,7 +225,8 @@ class JobServer:
             self._flush()
             sys.exit(RETIRED)
         self._pickler.dump(reply)
-        if self._replies.tell() > FLUSH_BYTES or perf_counter() - self._flushed > FLUSH_SECONDS:
+        waited_s = perf_counter() - self._flushed
+        if self._replies.tell() > FLUSH_BYTES or waited_s > FLUSH_SECONDS:
             self._flush()
 
     def _frame(self) -> bytes | None:
@@ -229,13 +237,16 @@ class JobServer:
             while not self._poll.poll(ORPHAN_POLL_MS):
                 if os.getppid() != self._parent:
                     return None
-            data = os.read(0, min(size - len(frame), 1 << 20))
+            n_missing = size - len(frame)
+            data = os.read(0, min(n_missing, 1 << 20))
             if not data:
                 return None
             frame += data
             if len(frame) == HEADER.size:
-                size += HEADER.unpack(frame)[0]
-        return bytes(memoryview(frame)[HEADER.size :])
+                (body_size,) = HEADER.unpack(frame)
+                size += body_size
+        body = memoryview(frame)[HEADER.size :]
+        return bytes(body)
 
     def _reply(self, number: int, job: Sequence[Any]) -> tuple[Any, ...]:
         try:
@@ -249,7 +260,8 @@ class JobServer:
             raw = base.failure(UNAVAILABLE, "internal", f"the query could not be run ({type(error).__name__})")
         if job[0] != "verdict":
             return tuple(raw)
-        if self._page.current()[1] == 0:
+        _, phase, _ = self._page.current()
+        if phase == 0:
             return {}, _end_of(raw), None
         if raw.status == UNAVAILABLE:  # The gold query ran, so the failure is the prediction's own.
             raw = raw._replace(status=ERROR)
@@ -293,10 +305,11 @@ class JobServer:
             # The score under an equality is the lowest over the databases.
             scores[name] = 1.0
             compared_on = locations if equality.suite else locations[:1]
+            is_rewritten = gold_text is not gold_sql or predicted_text is not predicted_sql
             for location in compared_on:
                 expected = gold
                 given = predicted
-                if location is not locations[0] or gold_text is not gold_sql or predicted_text is not predicted_sql:
+                if is_rewritten or location is not locations[0]:
                     self._page.begin(number, 0)
                     expected, _ = self._databases.gold(location, gold_text)
                     if expected.status != OK:
@@ -326,7 +339,8 @@ class JobServer:
     def _predicted(self, number: int, location: str, sql: str, gold_sql: str) -> base.RawResult:
         self._page.begin(number, 1)
         if sql == gold_sql:
-            return self._databases.gold(location, sql)[0]
+            gold, _ = self._databases.gold(location, sql)
+            return gold
         key = (location, sql)
         if key in self._predictions:
             return self._predictions[key]
@@ -341,13 +355,15 @@ class JobServer:
         return raw
 
     def _run_whole(self, location: str, sql: str) -> base.RawResult:
-        return base.untruncated(self._databases.run(location, sql, self._bounds.max_rows))
+        raw = self._databases.run(location, sql, self._bounds.max_rows)
+        return base.untruncated(raw)
 
     def _fails_alone(self, raw: base.RawResult, location: str, gold_sql: str) -> bool:
         """Whether a prediction's database is not available, and yet the gold query runs."""
         if raw.status != UNAVAILABLE:
             return False
-        return self._databases.run(location, gold_sql, 1).status != UNAVAILABLE
+        gold = self._databases.run(location, gold_sql, 1)
+        return gold.status != UNAVAILABLE
 
     def _send(self) -> None:
         """Write all replies as a frame, then start anew."""
@@ -356,9 +372,11 @@ class JobServer:
             return
         self._replies.seek(0)
         self._replies.truncate()
-        unsent = memoryview(HEADER.pack(len(body)) + body)
+        frame = HEADER.pack(len(body)) + body
+        unsent = memoryview(frame)
         while unsent:
-            unsent = unsent[os.write(1, unsent) :]
+            n_sent = os.write(1, unsent)
+            unsent = unsent[n_sent:]
 
     def _flush(self) -> None:
         self._timer.arm(0.0)  # waiting for the parent to read is not the query's time
@@ -382,18 +400,22 @@ def _lacked_memory(job: Sequence[Any], reply: Sequence[Any]) -> bool:
 def _rewritten(sql: str, rewrite: Callable[[str], str]) -> str:
     """A text as an equality rewrites it; the text itself if that changes nothing for the engine."""
     text = rewrite(sql)
-    return sql if differ_in_case_alone(sql, text) else text
+    if differ_in_case_alone(sql, text):
+        return sql
+    return text
 
 
 def main(session: str, page_fd: int, bounds: str, plugins: Sequence[tuple[str, str]]) -> None:
     """Serve jobs; `session` is the class that opens databases, as "module:class": a worker loads one driver only."""
     import_in_worker(plugins)
     limits = base.Bounds(*json.loads(bounds))
-    server = JobServer(pkgutil.resolve_name(session), limits, StatusPage(page_fd))
+    open_session = pkgutil.resolve_name(session)
+    server = JobServer(open_session, limits, StatusPage(page_fd))
     # From here on this process lacks what no query needs.
     with open("/proc/self/statm", encoding="ascii") as file:
-        pages = int(file.read().split()[5])
-    memory = pages * resource.getpagesize() + (limits.memory_mb << 20)
+        counts = file.read().split()
+    data_pages = int(counts[5])
+    memory = data_pages * resource.getpagesize() + (limits.memory_mb << 20)
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))  # not address space: mapped files are no cost
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
