@@ -37,10 +37,15 @@ def gather(own: Path | None, invented: Path | None, address: str) -> AdaptationQ
     Args:
         address: the address of the database that all questions ask.
     """
-    if own is None and invented is None:
+    main_file = own or invented
+    if main_file is None:
         raise DataError("no questions are named", "Pass --questions FILE, or make some: sqltrain invent.")
-    own_read = Questions([], []) if own is None else _read_file(own, address)
-    invented_read = Questions([], []) if invented is None else _read_file(invented, address)
+    own_read = Questions([], [])
+    if own is not None:
+        own_read = _read_file(own, address)
+    invented_read = Questions([], [])
+    if invented is not None:
+        invented_read = _read_file(invented, address)
     own_examples = list(own_read.examples)
     invented_examples = list(invented_read.examples)
     shares = SHARES
@@ -50,12 +55,11 @@ def gather(own: Path | None, invented: Path | None, address: str) -> AdaptationQ
     options: dict[str, Any] = {"database": address, **shares._asdict()}
     if own is not None and invented is not None:
         options["invented"] = str(_absolute(invented))
-    main_file = own if own is not None else invented
-    assert main_file is not None
+    n_bad = len(own_read.quarantine) + len(invented_read.quarantine)
     return AdaptationQuestions(
         source={**_source_fields(main_file), "options": options},
         counts={part: len(parts[part]) for part in PARTS},
-        bad=len(own_read.quarantine) + len(invented_read.quarantine),
+        bad=n_bad,
         repeats=len(repeats),
     )
 
@@ -66,8 +70,9 @@ def count_questions(recipe: Recipe) -> dict[Part, int]:
     counts: dict[Part, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         for part, source in sources.items():
-            read = READERS[source.kind].read(source, recipe.seed, Path(folder))
-            counts[part] = sum(1 for _ in read.examples)
+            reader = READERS[source.kind]
+            questions = reader.read(source, recipe.seed, Path(folder))
+            counts[part] = sum(1 for _ in questions.examples)
     return counts
 
 
@@ -85,16 +90,21 @@ def _read_file(file: Path, address: str) -> Questions:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         lazy = own_questions.read_own_questions(source, 0, root)
-        read = Questions(list(lazy.examples), lazy.quarantine)
+        questions = Questions(list(lazy.examples), lazy.quarantine)
         identities = set()
-        for example in read.examples:
+        for example in questions.examples:
             location = example.database.location
             is_server = "://" in location
-            identities.add(identity(location if is_server else str(root / location)))
-    others = len(identities - {identity(address)})
+            if not is_server:
+                location = str(root / location)
+            identities.add(identity(location))
+    others = identities - {identity(address)}
     if others:
-        raise DataError(f"{file} asks {others} other databases, too", "Take their rows out.")
-    if not read.examples:
-        reason = "".join(f"; {row.row}: {row.detail}" for row in read.quarantine[:1])
+        raise DataError(f"{file} asks {len(others)} other databases, too", "Take their rows out.")
+    if not questions.examples:
+        reason = ""
+        if questions.quarantine:
+            first = questions.quarantine[0]
+            reason = f"; {first.row}: {first.detail}"
         raise DataError(f"no question of {file} can be used{reason}", "Each has a question and its SQL.")
-    return read
+    return questions

@@ -5,7 +5,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import polars as pl
@@ -27,17 +27,22 @@ def to_frame(records: Iterable[Any], extra: Sequence[Mapping[str, Any]] | None =
         row = to_dict(record)
         for name in _AS_JSON:
             if name in row:
-                row[name] = json.dumps(row[name], ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+                row[name] = _to_json(row[name])
         if extra is not None:
             row |= extra[index]
         rows.append(row)
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
 def from_frame(frame: pl.DataFrame, kind: type[Record]) -> list[Record]:
     """Records from a frame of `to_frame`; columns that are not the record's own are left out."""
-    fields = {field.name for field in dataclasses.fields(cast(Any, kind))}
-    columns = [name for name in frame.columns if name in fields]
+    fields = dataclasses.fields(cast(Any, kind))
+    field_names = {field.name for field in fields}
+    columns = [name for name in frame.columns if name in field_names]
     records = []
     for row in frame.select(columns).iter_rows(named=True):
         for name in _AS_JSON:
@@ -55,14 +60,15 @@ def write(path: Path, frame: pl.DataFrame) -> None:
 def read(path: Path, *columns: str | pl.Expr, **named: pl.Expr) -> pl.DataFrame:
     """A Parquet file, or these columns of it, which are read a row group at a time."""
     frame = pl.scan_parquet(path, glob=False)
-    if columns or named:
-        return _collect(path, frame.select(*columns, **named), streaming=True)
-    return _collect(path, frame)
+    if not columns and not named:
+        return _collect(path, frame)
+    selected = frame.select(*columns, **named)
+    return _collect(path, selected, "streaming")
 
 
-def _collect(path: Path, frame: pl.LazyFrame, streaming: bool = False) -> pl.DataFrame:
+def _collect(path: Path, frame: pl.LazyFrame, engine: Literal["auto", "streaming"] = "auto") -> pl.DataFrame:
     try:
-        return frame.collect(engine="streaming" if streaming else "auto")
+        return frame.collect(engine=engine)
     except FileNotFoundError:
         raise DataError(f"no such dataset: {path}") from None
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -72,24 +78,30 @@ def _collect(path: Path, frame: pl.LazyFrame, streaming: bool = False) -> pl.Dat
 
 def take(path: Path, rows: Sequence[int]) -> pl.DataFrame:
     """These rows of a Parquet file (0-based, they may repeat), in this order; only their row groups are read."""
+    file = pl.scan_parquet(path, glob=False)
     if not len(rows):
-        return _collect(path, pl.scan_parquet(path, glob=False).head(0))
+        return _collect(path, file.head(0))
     first = min(rows)
     last = max(rows)
-    span = pl.scan_parquet(path, glob=False).slice(first, last - first + 1)
+    span = file.slice(first, last - first + 1)
     frame = _collect(path, span)
-    return frame[[row - first for row in rows]]
+    rows_of_span = [row - first for row in rows]
+    return frame[rows_of_span]
 
 
 def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterator[pl.DataFrame]:
     """The rows of a Parquet file, or those of rising numbers, a row group at a time and so in little memory."""
     length = pl.scan_parquet(path, glob=False).select(pl.len())
     count = _collect(path, length).item()
-    wanted = np.arange(count) if rows is None else np.asarray(rows)
-    bounds = np.searchsorted(wanted, range(0, count + WINDOW, WINDOW))
+    wanted = np.arange(count)
+    if rows is not None:
+        wanted = np.asarray(rows)
+    window_starts = range(0, count + WINDOW, WINDOW)
+    bounds = np.searchsorted(wanted, window_starts)
     for start, end in itertools.pairwise(bounds):
         if end > start:
-            yield take(path, wanted[start:end].tolist())
+            rows_of_window = wanted[start:end].tolist()
+            yield take(path, rows_of_window)
 
 
 @dataclasses.dataclass

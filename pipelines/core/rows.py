@@ -46,12 +46,16 @@ class Row(NamedTuple):
 
 def kind_of(path: Path) -> str:
     """The reader of a file of questions by its name: "csv" or "jsonl"."""
-    return "csv" if path.suffix.lower() in CSV_SUFFIXES else "jsonl"
+    if path.suffix.lower() in CSV_SUFFIXES:
+        return "csv"
+    return "jsonl"
 
 
 def read_rows(path: Path, needed: Needed = (), hint: str = "") -> Iterator[Row]:
     """The rows of a CSV or a JSON file, whichever its name says."""
-    return csv_rows(path, needed, hint) if kind_of(path) == "csv" else json_rows(path, hint)
+    if kind_of(path) == "csv":
+        return csv_rows(path, needed, hint)
+    return json_rows(path, hint)
 
 
 def set_aside(bad: BadRow) -> dict[str, Any]:
@@ -63,9 +67,13 @@ def reject(row: Any) -> None:
     """Raise the `BadRow` that a row is, or that it was before it was copied."""
     if isinstance(row, BadRow):
         raise row
-    found = row.get(NOT_READ) if isinstance(row, dict) else None
-    if isinstance(found, dict):
-        raise BadRow(str(found.get("reason")), str(found.get("detail")))
+    if not isinstance(row, dict):
+        return
+    mark = row.get(NOT_READ)
+    if isinstance(mark, dict):
+        reason = str(mark.get("reason"))
+        detail = str(mark.get("detail"))
+        raise BadRow(reason, detail)
 
 
 def good_rows(path: Path, needed: Needed = (), hint: str = "") -> Iterator[Row]:
@@ -86,9 +94,11 @@ def json_rows(path: Path, hint: str = "") -> Iterator[Row]:
         with path.open("rb") as stream:
             head = stream.read(EDGE)
             require_utf_8(path, head)
-            stream.seek(max(0, stream.seek(0, os.SEEK_END) - EDGE))
-            is_list = _text(head).startswith(b"[") and _text(stream.read()).endswith(b"]")
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, size - EDGE))
+            tail = stream.read()
             stream.seek(0)
+            is_list = _text(head).startswith(b"[") and _text(tail).endswith(b"]")
             if is_list:
                 yield from _items(path, stream.read(), hint)
             else:
@@ -128,7 +138,8 @@ def _items(path: Path, data: bytes, hint: str) -> Iterator[Row]:
         text = data.removeprefix(UTF_8_MARK).decode()
     except UnicodeDecodeError:
         raise not_utf_8(path, data) from None
-    begin = _behind_blanks(text, _behind_blanks(text, 0) + 1)
+    bracket = _behind_blanks(text, 0)
+    begin = _behind_blanks(text, bracket + 1)
     line = 1 + text.count("\n", 0, begin)
     number = 0
     try:
@@ -162,7 +173,8 @@ def _item(text: str, begin: int) -> tuple[Any, int]:
 
 def _behind_blanks(text: str, place: int) -> int:
     match = _BLANKS.match(text, place)
-    return match.end() if match else place
+    assert match is not None  # the pattern matches no blanks, too
+    return match.end()
 
 
 def csv_rows(path: Path, needed: Needed, hint: str = "") -> Iterator[Row]:
@@ -179,8 +191,10 @@ def csv_rows(path: Path, needed: Needed, hint: str = "") -> Iterator[Row]:
             stream.seek(0)
             lines = (line.lstrip(MARK) for line in stream)  # a joined file's own mark stands before its first line
             delimiter = max(DELIMITERS, key=first.count)
-            records = _records(csv.reader(lines, delimiter=delimiter, strict=True))
-            header = _header(path, next(records, (1, []))[1], needed, hint)
+            reader = csv.reader(lines, delimiter=delimiter, strict=True)
+            records = _records(reader)
+            _, names = next(records, (1, []))
+            header = _header(path, names, needed, hint)
             if not needed and header and QUESTION not in header:
                 columns = ", ".join(header)[:MESSAGE_CHARS]
                 yield Row(1, 1, BadRow("no_header", f"the first line names no column {QUESTION}: {columns}"))
@@ -210,9 +224,11 @@ def _records(reader: Any) -> Iterator[tuple[int, list[str]]]:
         except csv.Error as error:
             if "unexpected end of data" in str(error):
                 raise csv.Error(f"a quote that opens in line {begin} is never closed") from None
-            inside = "a quote inside a cell stands twice, and the cell in quotes"
-            lines = f"line {begin}" if begin == reader.line_num else f"line {begin} to line {reader.line_num}"
-            raise csv.Error(f"{lines}: {error}; {inside}") from None
+            lines = f"line {begin}"
+            if reader.line_num != begin:
+                lines = f"line {begin} to line {reader.line_num}"
+            advice = "a quote inside a cell stands twice, and the cell in quotes"
+            raise csv.Error(f"{lines}: {error}; {advice}") from None
         yield reader.line_num, cells
 
 
@@ -228,8 +244,9 @@ def _header(path: Path, cells: Sequence[str], needed: Needed, hint: str) -> list
         if not any(name.lower() in header for name in names):
             missing.append(names[0])
     if missing:
+        lacks = " and no column ".join(missing)
         has = ", ".join(filter(None, header)) or "none"
-        raise DataError(f"{path.name} has no column {' and no column '.join(missing)}; its columns: {has}", hint)
+        raise DataError(f"{path.name} has no column {lacks}; its columns: {has}", hint)
     while header and not header[-1]:
         header.pop()
     return header
@@ -246,10 +263,12 @@ def _unnamed_columns(header: Sequence[str], cells: Sequence[str]) -> set[int]:
 
 def _by_name(header: Sequence[str], cells: Sequence[str]) -> dict[str, str] | BadRow:
     """A row's cells that are not blank, by the names of their columns."""
-    if any(map(str.strip, cells[len(header) :])):
+    surplus = cells[len(header) :]
+    if any(map(str.strip, surplus)):
         text = ",".join(cells)
         hint = f"a text with a comma needs quotes: {text[:MESSAGE_CHARS]}"
-        return BadRow("too_many_cells", f"{len(cells)} cells under {len(header)} columns: {hint}", text)
+        detail = f"{len(cells)} cells under {len(header)} columns: {hint}"
+        return BadRow("too_many_cells", detail, text)
     row = {}
     for name, cell in zip(header, cells, strict=False):
         if name and cell.strip():

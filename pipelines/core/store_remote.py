@@ -38,12 +38,14 @@ class Remote:
         try:
             self.files, self.root = url_to_fs(url)
         except (ImportError, ValueError) as error:
-            raise ResourceError(f"no file system for {url}: {error}", "For s3://: pip install 'sqltrain[s3]'") from None
+            hint = "For s3://: pip install 'sqltrain[s3]'"
+            raise ResourceError(f"no file system for {url}: {error}", hint) from None
 
     def names(self) -> list[tuple[str, str]]:
         """The (stage, key) of each stage there; other names than a store's are passed over."""
+        manifests = self._try(lambda: self.files.glob(f"{self.root}/*/*/{MANIFEST}"))
         names = []
-        for path in self._try(lambda: self.files.glob(f"{self.root}/*/*/{MANIFEST}")):
+        for path in manifests:
             stage, key, _ = str(path).split("/")[-3:]
             if PLAIN_NAME.fullmatch(stage) and PLAIN_NAME.fullmatch(key):
                 names.append((stage, key))
@@ -60,7 +62,8 @@ class Remote:
                 links[name] = os.readlink(path)
             elif path.is_file() and name != MANIFEST:
                 self.put(path, f"{remote_folder}/{name}")
-        self.put(json.dumps(links, sort_keys=True).encode(), f"{remote_folder}/{LINKS}")
+        links_content = json.dumps(links, sort_keys=True).encode()
+        self.put(links_content, f"{remote_folder}/{LINKS}")
         self.put(folder / MANIFEST, f"{remote_folder}/{MANIFEST}")
 
     def pull(self, store: Store, stage: str, key: str) -> None:
@@ -70,8 +73,9 @@ class Remote:
         outside that folder.
         """
         remote_folder = f"{stage}/{key}"
+        links_file = f"{remote_folder}/{LINKS}"
         manifest, claims, sizes = self.listed(stage, key)
-        links = parse_json(self.read(f"{remote_folder}/{LINKS}", sizes[LINKS]), f"{remote_folder}/{LINKS}")
+        links = parse_json(self.read(links_file, sizes[LINKS]), links_file)
         _check_links(links, claims, remote_folder, store)
         names = {*claims, *_side_files(sizes)}
         with store.making(stage, key, lambda: None) as work:
@@ -85,7 +89,8 @@ class Remote:
             except ResourceError as error:
                 raise DataError(f"{remote_folder}: {error.message}", error.hint) from None
             for name in sorted(names):
-                self.get(f"{remote_folder}/{name}", path_inside(work, name))
+                path = path_inside(work, name)
+                self.get(f"{remote_folder}/{name}", path)
             for name, claim in claims.items():
                 path = path_inside(work, name)
                 is_whole = path.stat().st_size == claim["bytes"] and sha256(path) == claim["sha256"]
@@ -102,10 +107,12 @@ class Remote:
         """A stage's manifest, the files that it lists, and the sizes of all files there, which agree with the list."""
         remote_folder = f"{stage}/{key}"
         sizes = self.files_below(remote_folder)
-        for name in sorted({MANIFEST, LINKS} - set(sizes)):
-            raise refused(f"{remote_folder}/{name}", "it is missing")
-        content = self.read(f"{remote_folder}/{MANIFEST}", sizes[MANIFEST])
-        manifest = parse_json(content, f"{remote_folder}/{MANIFEST}")
+        for name in sorted({MANIFEST, LINKS}):
+            if name not in sizes:
+                raise refused(f"{remote_folder}/{name}", "it is missing")
+        manifest_file = f"{remote_folder}/{MANIFEST}"
+        content = self.read(manifest_file, sizes[MANIFEST])
+        manifest = parse_json(content, manifest_file)
         if not isinstance(manifest, dict):
             raise refused(remote_folder, "its manifest is another stage's")
         if (manifest.get("stage"), manifest.get("key")) != (stage, key):
@@ -138,7 +145,8 @@ class Remote:
     def put(self, source: Path | bytes, name: str) -> None:
         """Upload a file or bytes under a name there."""
         path = f"{self.root}/{name}"
-        self._try(lambda: self.files.makedirs(path.rpartition("/")[0], exist_ok=True))
+        folder, _, _ = path.rpartition("/")
+        self._try(lambda: self.files.makedirs(folder, exist_ok=True))
         if isinstance(source, bytes):
             self._try(lambda: self.files.pipe_file(path, source))
         else:
@@ -152,7 +160,8 @@ class Remote:
         """A small file's bytes; a `size`, as `files_below` gives it, above `JSON_BYTES` is refused."""
         if size > JSON_BYTES:
             raise refused(name, f"it has {size} bytes")
-        return bytes(self._try(lambda: self.files.cat_file(f"{self.root}/{name}")))
+        content = self._try(lambda: self.files.cat_file(f"{self.root}/{name}"))
+        return bytes(content)
 
     def _try(self, do: Callable[[], Any]) -> Any:
         """Call the other side; any error of its library becomes one plain line."""
@@ -161,9 +170,8 @@ class Remote:
         except Exception as error:
             words = " ".join(str(error).split())
             reason = words[:200] or type(error).__name__
-            raise ResourceError(
-                f"{self.url}: {reason}", "Look at the address, the credentials and the network."
-            ) from None
+            hint = "Look at the address, the credentials and the network."
+            raise ResourceError(f"{self.url}: {reason}", hint) from None
 
 
 def _is_claim(value: Any) -> bool:
@@ -196,7 +204,8 @@ def _check_links(links: Any, claims: Mapping[str, Any], remote_folder: str, stor
         if _is_below(name):
             steps = PurePosixPath(name).parts
         if len(steps) < 2 or steps[0] not in LINKED:
-            raise refused(remote_folder, f"the link {name!r} points out of its folder's {' and '.join(LINKED)}")
+            folders = " and ".join(LINKED)
+            raise refused(remote_folder, f"the link {name!r} points out of its folder's {folders}")
         if not isinstance(target, str) or "\0" in target:
             raise refused(remote_folder, f"the link {name!r} leads nowhere")
         holds_files = any(other.startswith(f"{name}/") for other in (*claims, *links))
@@ -221,8 +230,8 @@ def select_stages(names: Sequence[tuple[str, str]], wanted: Sequence[str], where
             if stage in ("", kind) and key.startswith(start):
                 matches.append((kind, key))
         if name and not matches:
-            kinds = ", ".join(sorted({kind for kind, _ in names}))
-            raise DataError(f"{where} has no stage {name!r}", f"It has: {kinds}.")
+            kinds = sorted({kind for kind, _ in names})
+            raise DataError(f"{where} has no stage {name!r}", f"It has: {', '.join(kinds)}.")
         stages += matches
     return sorted(set(stages))
 

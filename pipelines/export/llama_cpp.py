@@ -24,14 +24,16 @@ MARK = "contentmarker"  # a plain word: no template alters it
 
 def write_gguf(folder: Path, name: str, types: Sequence[str]) -> tuple[list[str], list[str]]:
     """Write GGUF files of these types into a checkpoint's folder; returns their names, and notes for the user."""
-    architecture = next(iter(read_json(folder / "config.json").get("architectures") or ["unknown"]))
+    names_in_config = read_json(folder / "config.json").get("architectures") or ["unknown"]
+    architecture = names_in_config[0]
     if architecture not in ARCHITECTURES:
         known = " and ".join(ARCHITECTURES)
         raise DataError(f"no GGUF file is written of {architecture}, only of {known}", FOLDER)
     from transformers import AutoConfig
 
     tokenizer = read_json(folder / "tokenizer.json")
-    split = _split_of((tokenizer.get("pre_tokenizer") or {}).get("pretokenizers") or [])
+    pre_tokenizer = tokenizer.get("pre_tokenizer") or {}
+    split = _split_of(pre_tokenizer.get("pretokenizers") or [])
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     _require_writable(config)
     written_types, notes = _writable_types(config, types)
@@ -50,22 +52,28 @@ def write_gguf(folder: Path, name: str, types: Sequence[str]) -> tuple[list[str]
     files = []
     for form in written_types:
         path = folder / f"{name}-{form}.gguf"
-        stored = "BF16" if form == "q4_k_m" else form.upper()  # llama.cpp makes q4_k_m of bfloat16
-        shapes = _write_file(path, checkpoint, stored)
-        if form == "q4_k_m":
+        if form == "q4_k_m":  # llama.cpp makes it of bfloat16
+            shapes = _write_file(path, checkpoint, "BF16")
             _quantize(path)
+        else:
+            shapes = _write_file(path, checkpoint, form.upper())
         _require_tensors(path, shapes)
         files.append(path.name)
     return files, notes
 
 
 def _head_width(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    width = getattr(config, "head_dim", None)
+    if not width:
+        width = config.hidden_size // config.num_attention_heads
+    return int(width)
 
 
 def _require_writable(config: Any) -> None:
     """Refuse a network whose computation the files cannot say."""
-    if config.rope_parameters["rope_type"] != "default" or getattr(config, "use_sliding_window", False):
+    has_scaled_positions = config.rope_parameters["rope_type"] != "default"
+    has_sliding_window = getattr(config, "use_sliding_window", False)
+    if has_scaled_positions or has_sliding_window:
         raise DataError("no GGUF file is written of scaled positions or a sliding window", FOLDER)
     if config.model_type == "llama" and (config.attention_bias or config.mlp_bias):
         raise DataError("no GGUF file is written of a Llama model with biases", FOLDER)
@@ -73,17 +81,24 @@ def _require_writable(config: Any) -> None:
 
 def _writable_types(config: Any, types: Sequence[str]) -> tuple[list[str], list[str]]:
     """The types that a network's widths allow, in place of those that were asked for, and notes on the changes."""
-    widths = (config.hidden_size, config.intermediate_size, _head_width(config) * config.num_attention_heads)
+    width_of_heads = _head_width(config) * config.num_attention_heads
+    widths = (config.hidden_size, config.intermediate_size, width_of_heads)
     written_types = []
     notes = []
     for form in types:
-        if form == "q4_k_m" and any(width % BLOCKS[form] for width in widths):
+        if form == "q4_k_m" and not _fits(widths, form):
             notes.append(f"q4_k_m needs widths that are multiples of 256, and they are {widths}: q4_0 is written")
             form = "q4_0"
-        if any(width % BLOCKS[form] for width in widths):
+        if not _fits(widths, form):
             raise DataError(f"{form} needs widths that are multiples of {BLOCKS[form]}: {widths}", "Take bf16.")
         written_types.append(form)
-    return list(dict.fromkeys(written_types)), notes
+    distinct_types = dict.fromkeys(written_types)
+    return list(distinct_types), notes
+
+
+def _fits(widths: Sequence[int], form: str) -> bool:
+    """Whether rows of these widths are made of whole blocks of a type."""
+    return all(width % BLOCKS[form] == 0 for width in widths)
 
 
 def _vocabulary(tokenizer: Mapping[str, Any], size: int) -> tuple[list[str], list[Any]]:
@@ -96,14 +111,17 @@ def _vocabulary(tokenizer: Mapping[str, Any], size: int) -> tuple[list[str], lis
         texts[index] = text
         roles[index] = gguf.TokenType.NORMAL
     for token in tokenizer["added_tokens"]:
-        texts[token["id"]] = token["content"]
-        roles[token["id"]] = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
+        index = token["id"]
+        texts[index] = token["content"]
+        roles[index] = gguf.TokenType.USER_DEFINED
+        if token["special"]:
+            roles[index] = gguf.TokenType.CONTROL
     return texts, roles
 
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """What is written."""
+    """The checkpoint of which files are written."""
 
     folder: Path
     name: str
@@ -133,11 +151,12 @@ def _write_file(path: Path, checkpoint: _Checkpoint, stored: str) -> dict[str, l
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
+    head_width = _head_width(config)
     if config.model_type == "llama":
-        writer.add_rope_dimension_count(_head_width(config))
+        writer.add_rope_dimension_count(head_width)
         writer.add_vocab_size(config.vocab_size)
-    writer.add_key_length(_head_width(config))
-    writer.add_value_length(_head_width(config))
+    writer.add_key_length(head_width)
+    writer.add_value_length(head_width)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_tokenizer_model("gpt2")  # byte-level BPE
@@ -149,8 +168,10 @@ def _write_file(path: Path, checkpoint: _Checkpoint, stored: str) -> dict[str, l
     shapes = {}
     for key, values in _weights(checkpoint.folder, config):
         tensor = names.get_name(key, try_suffixes=(".weight", ".bias"))
-        form = gguf.GGMLQuantizationType[_stored_form(key, values, stored)]
-        writer.add_tensor(tensor, gguf.quants.quantize(values, form), raw_dtype=form)
+        form_name = _stored_form(key, values, stored)
+        form = gguf.GGMLQuantizationType[form_name]
+        quantized = gguf.quants.quantize(values, form)
+        writer.add_tensor(tensor, quantized, raw_dtype=form)
         shapes[tensor] = list(values.shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -177,13 +198,25 @@ def _weights(folder: Path, config: Any) -> Iterator[tuple[str, Any]]:
             for key in weights.keys():  # noqa: SIM118
                 if key == "lm_head.weight" and config.tie_word_embeddings:
                     continue
-                values = weights.get_tensor(key).float().numpy()
-                if config.model_type == "llama" and key.endswith(("q_proj.weight", "k_proj.weight")):
-                    # llama.cpp rotates neighbours of a Llama's head; transformers, its first half with its second.
-                    heads = config.num_attention_heads if "q_proj" in key else config.num_key_value_heads
-                    halves = values.reshape(heads, 2, _head_width(config) // 2, -1)
-                    values = halves.swapaxes(1, 2).reshape(values.shape)
+                tensor = weights.get_tensor(key)
+                values = tensor.float().numpy()
+                if config.model_type == "llama":
+                    values = _with_neighbours_rotated(key, values, config)
                 yield key, values
+
+
+def _with_neighbours_rotated(key: str, values: Any, config: Any) -> Any:
+    """The weights of a Llama's queries and keys in llama.cpp's order: it rotates neighbours of a head; transformers,
+    its first half with its second. Other weights stay as they are.
+    """
+    if key.endswith("q_proj.weight"):
+        heads = config.num_attention_heads
+    elif key.endswith("k_proj.weight"):
+        heads = config.num_key_value_heads
+    else:
+        return values
+    halves = values.reshape(heads, 2, _head_width(config) // 2, -1)
+    return halves.swapaxes(1, 2).reshape(values.shape)
 
 
 def _quantize(path: Path) -> None:
@@ -206,7 +239,8 @@ def _require_tensors(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
 
     found = {}
     for tensor in gguf.GGUFReader(path).tensors:
-        found[tensor.name] = list(map(int, tensor.shape))[::-1]
+        shape = [int(size) for size in tensor.shape]
+        found[tensor.name] = shape[::-1]
     for name in sorted(found.keys() | shapes.keys()):
         if found.get(name) != shapes.get(name):
             raise DataError(f"{path.name} does not hold what the checkpoint has: {name}", FOLDER)
@@ -245,9 +279,13 @@ def modelfile(folder: Path, weights: str, tokenizer: Any, card: CheckpointCard |
         limits["num_ctx"] = min(context, budget)
         limits["num_predict"] = card.sampling.turn_tokens
     stops.append(tokenizer.eos_token)
-    lines = [f"FROM {weights}", f'TEMPLATE """{template(tokenizer, thought)}"""']
-    lines += [f"PARAMETER {name} {value}" for name, value in limits.items()]
-    lines += [f"PARAMETER stop {json.dumps(stop)}" for stop in stops if stop]
+    chat_template = template(tokenizer, thought)
+    lines = [f"FROM {weights}", f'TEMPLATE """{chat_template}"""']
+    for name, value in limits.items():
+        lines.append(f"PARAMETER {name} {value}")
+    for stop in stops:
+        if stop:
+            lines.append(f"PARAMETER stop {json.dumps(stop)}")
     return "\n".join(lines) + "\n"
 
 
@@ -257,29 +295,40 @@ def template(tokenizer: Any, thought: str) -> str:
         raise DataError("the model's tokenizer has no chat template", HINT)
     affixes = {role: _affixes(tokenizer, role) for role in ROLES}
     question = [("user", MARK)]
-    opening = _render(tokenizer, question, True).removeprefix(_render(tokenizer, question, False))
+    closed = _render(tokenizer, question, False)
+    opening = _render(tokenizer, question, True).removeprefix(closed)
     for roles in (ROLES, ("system", "user"), ("user",), (*ROLES, "user", "assistant", "user")):
-        chat = [(role, f"<{thought}>why</{thought}>\n{MARK} {number}") for number, role in enumerate(roles)]
+        chat = []
         expected = ""
-        for role, text in chat:
+        for number, role in enumerate(roles):
+            text = f"<{thought}>why</{thought}>\n{MARK} {number}"
+            chat.append((role, text))
             before, after = affixes[role]
             expected += f"{before}{text}{after}"
         if _render(tokenizer, chat, True) != expected + opening:
             raise DataError("the chat template does more than put each message between fixed texts", HINT)
     cases = []
     for role, (before, after) in affixes.items():
-        cases.append(f'if eq .Role "{role}" }}}}{_go_text(before)}{{{{ .Content }}}}{_go_text(after)}')
-    message = "{{ else ".join(cases)
-    return f"{{{{ range .Messages }}}}{{{{ {message}{{{{ end }}}}{{{{ end }}}}{_go_text(opening)}"
+        message = _go_text(before) + "{{ .Content }}" + _go_text(after)
+        cases.append(f'if eq .Role "{role}" }}}}{message}')
+    message_by_role = "{{ else ".join(cases)
+    messages = "{{ range .Messages }}{{ " + message_by_role + "{{ end }}{{ end }}"
+    return messages + _go_text(opening)
 
 
 def _affixes(tokenizer: Any, role: str) -> tuple[str, str]:
     """The texts before and behind a message of a role; ("", "") if the template leaves its messages out."""
-    first = [("user", "first")] if role == "assistant" else []
-    before_it = _render(tokenizer, first, False) if first else ""
-    text = _render(tokenizer, [*first, (role, MARK)], False)
-    before, marked, after = text.removeprefix(before_it).partition(MARK)
-    return (before, after) if marked else ("", "")
+    earlier = []
+    earlier_text = ""
+    if role == "assistant":
+        earlier = [("user", "first")]
+        earlier_text = _render(tokenizer, earlier, False)
+    text = _render(tokenizer, [*earlier, (role, MARK)], False)
+    message = text.removeprefix(earlier_text)
+    if MARK not in message:
+        return "", ""
+    before, _, after = message.partition(MARK)
+    return before, after
 
 
 def _render(tokenizer: Any, chat: Sequence[tuple[str, str]], opened: bool) -> str:

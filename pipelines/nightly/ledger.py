@@ -129,9 +129,8 @@ class Ledger:
             row_tier = row.get("tier", PROD)
             if row["event"] in DECIDING and row["decision"] == "promoted" and row_tier == tier:
                 challenger = row["challenger"]
-                champion = Champion(
-                    stage=challenger["stage"], key=challenger["key"], batches=tuple(row["learned"]), night=number
-                )
+                batches = tuple(row["learned"])
+                champion = Champion(challenger["stage"], challenger["key"], batches, number)
                 stack.append(champion)
             elif row["event"] == "rollback" and row_tier in (tier, PROD):
                 stack = [champion for champion in stack if champion.key != row["from"]]
@@ -200,7 +199,9 @@ class Ledger:
         """Give the place back to the champion before, at any time; returns the one that left and the one that came."""
         champions = self.champions(tier)
         if len(champions) < 2:
-            in_tier = "" if tier == PROD else f" in {tier}"
+            in_tier = ""
+            if tier != PROD:
+                in_tier = f" in {tier}"
             raise DataError(f"there is no earlier champion of {self.folder.name}{in_tier} to go back to")
         former = champions[-1]
         restored = champions[-2]
@@ -222,8 +223,10 @@ def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """The last decision about each batch by the lines of a ledger: name -> decision."""
     decided: dict[str, str] = {}
     for row in lines:
-        if row.get("decision") in TAKEN:
-            decided |= dict.fromkeys(row["new"], row["decision"])
+        decision = row.get("decision")
+        if decision in TAKEN:
+            for batch in row["new"]:
+                decided[batch] = decision
     return decided
 
 

@@ -98,7 +98,8 @@ def pull_nights(remote: Remote, store: Store, say: Say) -> None:
         if f"{recipe}/{LINES}" not in sizes:
             continue
         if PLAIN_NAME.fullmatch(recipe):
-            _pull_recipe(remote, recipe, Ledger(store, recipe), sizes, say)
+            ledger = Ledger(store, recipe)
+            _pull_recipe(remote, recipe, ledger, sizes, say)
         else:
             say(f"not pulled: the nights of {recipe!r}, whose name is not of letters, digits, '.', '@', '_' and '-'")
 
@@ -195,7 +196,7 @@ def _make_links(path: Path) -> None:
     partial_names = [_partial_name(file) for file in BATCH_FILES]
     reserved = {*BATCH_FILES, *partial_names}
     for link in links:
-        first_folder = link.split("/")[0]
+        first_folder, _, _ = link.partition("/")
         if first_folder in reserved:
             raise refused(remote_name, f"the link {link!r} stands where a file is to lie")
     for link, target in links.items():

@@ -103,12 +103,14 @@ class Inventory:
             for name in self.closure(roots):
                 reasons.setdefault(name, reason)
         for name in self.sealed:
-            if name[0] != "leakage":  # no other stage reads leakage, so no root leads to it
+            stage, _ = name
+            if stage != "leakage":  # no other stage reads leakage, so no root leads to it
                 continue
             manifest = self._manifest(name)
             inputs = list(manifest.get("inputs", {}).items())
             if inputs and reasons.keys() >= set(inputs):
-                reasons.setdefault(name, reasons[inputs[-1]])
+                last_input = inputs[-1]
+                reasons.setdefault(name, reasons[last_input])
         if self.damaged:
             reason = f"perhaps needed by what is damaged: {_names_in_words(self.damaged)}"
             reasons = dict.fromkeys(self.sealed, reason) | reasons
@@ -124,8 +126,8 @@ class Inventory:
         for recipe, ledger in ledgers(self.store).items():
             champions = []
             for tier in TIERS:
-                for champion in ledger.champions(tier)[-KEPT_CHAMPIONS:]:
-                    champions.append((champion.stage, champion.key))
+                latest = ledger.champions(tier)[-KEPT_CHAMPIONS:]
+                champions += [(champion.stage, champion.key) for champion in latest]
             yield f"champion of {recipe}", champions
             # The next night compares its challenger with that evaluation.
             yield f"evaluation of the champion of {recipe}", self._evaluations_of(champions)
@@ -140,8 +142,10 @@ class Inventory:
     def _newest_reports(self) -> dict[tuple[str, str], StageName]:
         """The newest report of each recipe on each benchmark, by the names of both."""
         newest: dict[tuple[str, str], StageName] = {}
-        for name in sorted(self.sealed, key=self.sealed.__getitem__):
-            if name[0] == "report":
+        oldest_first = sorted(self.sealed, key=self.sealed.__getitem__)
+        for name in oldest_first:
+            stage, _ = name
+            if stage == "report":
                 settings = self._manifest(name).get("recipe", {})
                 recipe = str(settings.get("name"))
                 benchmark = str(settings.get("benchmark.name"))
@@ -152,11 +156,12 @@ class Inventory:
         """The evaluations of checkpoints."""
         evaluations = []
         for stage, key in checkpoints:
+            evaluation_stage = f"evaluate_{stage}"
             for name in self.sealed:
-                if name[0] != f"evaluate_{stage}":
+                if name[0] != evaluation_stage:
                     continue
-                manifest = self._manifest(name)
-                if manifest.get("inputs", {}).get(stage) == key:
+                inputs = self._manifest(name).get("inputs", {})
+                if inputs.get(stage) == key:
                     evaluations.append(name)
         return evaluations
 
@@ -226,10 +231,14 @@ def gc_candidates(store: Store, days: float, say: Callable[[str], None] = lambda
     for folder in folders:
         with contextlib.suppress(FileNotFoundError):  # another gc was first
             touched = folder.stat().st_mtime_ns  # the last use of a finished stage
-            if folder.name.startswith(GONE):
-                remains.append(GcCandidate(folder, size_of(folder), touched))
-            elif touched < before * 1e9:
-                candidates.append(GcCandidate(folder, size_of(folder), touched))
+            is_remains = folder.name.startswith(GONE)
+            if not is_remains and touched >= before * 1e9:
+                continue
+            candidate = GcCandidate(folder, size_of(folder), touched)
+            if is_remains:
+                remains.append(candidate)
+            else:
+                candidates.append(candidate)
     return remains + candidates
 
 
@@ -246,7 +255,8 @@ def _unsealed(store: Store) -> Iterator[Path]:
             if entry.name.startswith((DAMAGED, GONE)):
                 yield folder
             elif entry.name.startswith(WORK):
-                is_claimed = (kind.name, entry.name.removeprefix(WORK)) in claims
+                key = entry.name.removeprefix(WORK)
+                is_claimed = (kind.name, key) in claims
                 if not is_claimed and not _is_being_made(folder):
                     yield folder
 

@@ -42,16 +42,19 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
     of old demonstrations for each fresh one; None takes all.
     """
     united = {}
-    are_fresh = [part.fresh for part in parts]
     for stage in ("data", "filter", "gold_schema"):
         if stage not in parts[0].keys:
             continue
-        keys_of_parts = [part.keys[stage] for part in parts]
-        folders = [store.folder(stage, key) for key in keys_of_parts]
+        names_of_parts = []
+        folders = []
+        for part in parts:
+            key = part.keys[stage]
+            names_of_parts.append([stage, key])
+            folders.append(store.folder(stage, key))
         about: dict[str, Any] = {
             "version": VERSION,
-            "parts": [[stage, key] for key in keys_of_parts],
-            "fresh": are_fresh,
+            "parts": names_of_parts,
+            "fresh": [part.fresh for part in parts],
         }
         if stage == "filter":
             about |= {"replay": replay, "seed": seed}
@@ -85,7 +88,7 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
             pools += HELD_OUT
         if part.fresh:
             pools.append("rl")
-        frame = pl.scan_parquet(source / frames.DATA, glob=False)
+        frame = _scan(source)
         is_taken = pl.col("pool").is_in(pools)
         frame = frame.filter(is_taken)
         frame = frame.with_columns(database=_database_in_union(index))
@@ -109,6 +112,10 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
     metrics["parts"] = len(parts)
     metrics["rl_sources"] = n_sources
     write_json(folder / "metrics.json", metrics)
+
+
+def _scan(folder: Path) -> pl.LazyFrame:
+    return pl.scan_parquet(folder / frames.DATA, glob=False)
 
 
 def _database_in_union(index: int) -> pl.Expr:
@@ -146,7 +153,7 @@ def _join_demonstrations(
     selected: list[pl.LazyFrame] = []
     n_before = 0  # old rows of the parts before
     for source, height, part in zip(folders, heights, parts, strict=True):
-        frame = pl.scan_parquet(source / frames.DATA, glob=False)
+        frame = _scan(source)
         if not part.fresh:
             rows = [row for row in range(height) if n_before + row in replayed]
             row_numbers = pl.Series(rows, dtype=pl.Int64)

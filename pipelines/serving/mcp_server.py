@@ -95,7 +95,8 @@ class SqlTool:
             names = {"type": "string", "description": "The database to query", "enum": list(self._databases)}
             for tool in described:
                 schema = tool["inputSchema"]
-                schema["properties"] = {**schema["properties"], DATABASE: names}
+                properties = schema["properties"]
+                schema["properties"] = {**properties, DATABASE: names}
                 schema["required"].append(DATABASE)
         listed = [types.Tool.model_validate(tool) for tool in described]
         return types.ListToolsResult(tools=listed)
@@ -187,15 +188,17 @@ class SqlTool:
         if self._service is None:
             steps = agent.answer(question, model, history)
         else:
-            steps = Chat(self._service, user, question, model, history).events()
+            chat = Chat(self._service, user, question, model, history)
+            steps = chat.events()
         last: Event = {}
         async with contextlib.aclosing(steps) as events:
             async for event in events:
                 last = event
         if last.get("type") != "answer":
             return {"error": str(last.get("message"))}
-        answer = {"sql": last["sql"], "columns": last["columns"], "data": last["rows"][: self._rows]}
-        if last["more"] or len(last["rows"]) > self._rows:
+        rows = last["rows"]
+        answer = {"sql": last["sql"], "columns": last["columns"], "data": rows[: self._rows]}
+        if last["more"] or len(rows) > self._rows:
             answer["more"] = True
         return answer
 
@@ -225,7 +228,8 @@ def serve(
         for name, openable in databases.items():
             schema = openable.schema(sql, protocol.schema_values, protocol.schema_descriptions)
             if model is not None:
-                agents[name] = Agent(openable, sql, schema, model, QuestionBudget(rows=rows))
+                budget = QuestionBudget(rows=rows)
+                agents[name] = Agent(openable, sql, schema, model, budget)
         served = {name: openable.database for name, openable in databases.items()}
         tool = SqlTool(served, sql, rows, agents)
         if follow is not None:

@@ -23,13 +23,13 @@ class Metrics:
         registry = CollectorRegistry()
         registry.register(_EndpointUse(used))
         self.registry = registry
-        about = "Ended questions by outcome: answer, error or left."
+        about_outcomes = "Ended questions by outcome: answer, error or left."
+        about_refusals = "Refused requests by HTTP status."
+        about_seconds = "Seconds of ended questions."
         self.running = Gauge("sqltrain_questions_running", "Questions that run now.", registry=registry)
-        self._questions = Counter("sqltrain_questions", about, ["outcome"], registry=registry)
-        self._denied = Counter("sqltrain_denied", "Refused requests by HTTP status.", ["status"], registry=registry)
-        self._seconds = Histogram(
-            "sqltrain_question_seconds", "Seconds of ended questions.", registry=registry, buckets=SECONDS
-        )
+        self._questions = Counter("sqltrain_questions", about_outcomes, ["outcome"], registry=registry)
+        self._denied = Counter("sqltrain_denied", about_refusals, ["status"], registry=registry)
+        self._seconds = Histogram("sqltrain_question_seconds", about_seconds, registry=registry, buckets=SECONDS)
 
     def ended(self, outcome: str, seconds: float) -> None:
         """Count a question that has ended."""
