@@ -68,7 +68,8 @@ class Adaptation:
     @property
     def command(self) -> str:
         """The command that goes on with the adaptation."""
-        return shlex.join(["sqltrain", "adapt", self.database, *self.overrides, *self.store_words])
+        words = ["sqltrain", "adapt", self.database, *self.overrides, *self.store_words]
+        return shlex.join(words)
 
     @property
     def page(self) -> Path:
@@ -87,23 +88,27 @@ class Adaptation:
         lines = []
         for stage, work in works.items():
             number = f"{work.number:,}" if work.number else ""
-            time_ahead = f", some {max(1, round(minutes[stage]))} min" if stage in minutes else ""
+            time_ahead = ""
+            if stage in minutes:
+                time_ahead = f", some {_whole_minutes(minutes[stage])} min"
             lines.append(f"  {stage:<15} {number:>7} {work.what}{time_ahead}")
         if minutes:
-            lines.append(
-                f"minutes some {max(1, round(sum(minutes.values())))} on this machine, if it does nothing else"
-            )
+            total = _whole_minutes(sum(minutes.values()))
+            lines.append(f"minutes some {total} on this machine, if it does nothing else")
         if not works:
             lines.append("  all stages are cached")
-        lines.append(f"cost    {estimate.price(self.recipe, self.counts)}")
+        cost = estimate.price(self.recipe, self.counts)
+        lines.append(f"cost    {cost}")
         return lines
 
     def serve_command(self) -> str:
         """The command that serves the champion."""
+        tier = self.recipe.nightly.tier
         champion = f"champion:{self.database}"
-        if self.recipe.nightly.tier != PROD:
-            champion += f"@{self.recipe.nightly.tier}"
-        return shlex.join(["sqltrain", "serve", self.database, *self.store_words, "--model", champion])
+        if tier != PROD:
+            champion += f"@{tier}"
+        words = ["sqltrain", "serve", self.database, *self.store_words, "--model", champion]
+        return shlex.join(words)
 
     def night_context(self, walk: night.Walk, check: Callable[[StageResult, Recipe], object]) -> NightContext:
         """The context in which the adapted model is compared."""
@@ -125,12 +130,13 @@ class Adaptation:
 
     def compare(self, context: NightContext, decision: "AdaptationDecision") -> "ComparedSides":
         """The evaluations of both sides on the held-out questions."""
-        before = night.evaluated(context, self.recipe, decision.before, "")
-        after = night.evaluated(context, self.recipe, decision.challenger, "")
-        return ComparedSides(
-            before=outcome.EvaluatedCheckpoint(before.folder, decision.before.stage, decision.before.key),
-            after=outcome.EvaluatedCheckpoint(after.folder, decision.challenger.stage, decision.challenger.key),
-        )
+        sides = []
+        for checkpoint in (decision.before, decision.challenger):
+            evaluation = night.evaluated(context, self.recipe, checkpoint, "")
+            side = outcome.EvaluatedCheckpoint(evaluation.folder, checkpoint.stage, checkpoint.key)
+            sides.append(side)
+        before, after = sides
+        return ComparedSides(before, after)
 
     def write_page(self, results: Results, decision: "AdaptationDecision", sides: "ComparedSides") -> list[ReportTable]:
         """Write the page of the outcome, and return its tables but for that of the questions that are still failed."""
@@ -177,6 +183,10 @@ class ComparedSides:
     after: outcome.EvaluatedCheckpoint
 
 
+def _whole_minutes(minutes: float) -> int:
+    return max(1, round(minutes))
+
+
 def prepare_adaptation(request: AdaptationRequest, say: Say) -> Adaptation:
     """Write the recipe if an option asks for it, or if there is none yet; read it, and plan its stages.
 
@@ -193,6 +203,9 @@ def prepare_adaptation(request: AdaptationRequest, say: Say) -> Adaptation:
         _write_recipe(request, database_card, schema_chars, path, say)
     words, store = split_store(request.overrides, request.store_folder)
     store_folder = explicit_store_folder(request.overrides, request.store_folder)
+    store_words: tuple[str, ...] = ()
+    if store_folder is not None:
+        store_words = (f"--store={store_folder}",)
     recipe = recipes.load(str(path), words)
     recipe_file.last_training_stage(recipe)  # fails if it cannot be adapted
     night.guards(str(path), words, recipe)  # they are asked last: a word that is wrong should not cost a training
@@ -200,7 +213,7 @@ def prepare_adaptation(request: AdaptationRequest, say: Say) -> Adaptation:
         database=request.database,
         recipe_path=path,
         overrides=words,
-        store_words=() if store_folder is None else (f"--store={store_folder}",),
+        store_words=store_words,
         recipe=recipe,
         store=store,
         steps=graph.plan(recipe, store),
@@ -237,8 +250,8 @@ def _write_recipe(
         f"{counts['test']:,} to measure by: no two parts ask the same"
     )
     if questions.bad:
-        rows = "row" if questions.bad == 1 else "rows"
-        say(f"{questions.bad:,} {rows} cannot be used; the run says why")
+        noun = "row" if questions.bad == 1 else "rows"
+        say(f"{questions.bad:,} {noun} cannot be used; the run says why")
     if questions.repeats:
         say(f"{questions.repeats:,} invented questions are left out: a question of your own asks the same")
     if old is not None:

@@ -25,7 +25,10 @@ FLOP_A_TRAINED_TOKEN = 6  # floating-point operations a weight: a forward and a 
 FLOP_A_DECODED_TOKEN = 2  # a forward pass alone
 TRAINING_SHARE = 0.36  # share of the speed of matrix products that training reaches
 DECODING_SHARE = 0.1  # share that decoding reaches: it reads all weights for each token of a batch
-ROWS, WIDTH, OUTPUTS = 512, 576, 1536  # the measured product's sizes, those of a layer of SmolLM2
+# Sizes of the measured product: those of a layer of SmolLM2.
+ROWS = 512
+WIDTH = 576
+OUTPUTS = 1536
 ROUNDS = 4
 TIMED_PRODUCTS = 50  # products of a round: the processor time of other threads is told some milliseconds late
 
@@ -47,10 +50,14 @@ def minutes_on_cpu(recipe: Recipe, works: Mapping[str, Work], schema_chars: int)
     trained_token_s = FLOP_A_TRAINED_TOKEN * n_weights / (flop_rate * TRAINING_SHARE)
     decoded_token_s = FLOP_A_DECODED_TOKEN * n_weights / (flop_rate * DECODING_SHARE)
 
-    rows_a_prompt = recipe.sft.micro_batch if recipe.sft.group_by == "prefix" else 1
-    demonstration_s = (OWN_TOKENS + prompt_tokens / rows_a_prompt) * trained_token_s
+    rows_a_prompt = 1
+    if recipe.sft.group_by == "prefix":
+        rows_a_prompt = recipe.sft.micro_batch
+    demonstration_tokens = OWN_TOKENS + prompt_tokens / rows_a_prompt
+    demonstration_s = demonstration_tokens * trained_token_s
     episode_s = DECODED_TOKENS * decoded_token_s
-    trained_episode_s = episode_s + (OWN_TOKENS + prompt_tokens / recipe.grpo.group) * trained_token_s
+    trained_episode_tokens = OWN_TOKENS + prompt_tokens / recipe.grpo.group
+    trained_episode_s = episode_s + trained_episode_tokens * trained_token_s
     # A model that has not learned the protocol writes on to the end of each turn's budget.
     untrained_tokens = recipe.evaluation.sampling.turn_tokens * recipe.protocol.max_turns_eval
     seconds_a_unit = {
@@ -73,9 +80,13 @@ def _local_weights(source: str) -> int | None:
     """The number of a model's weights; None for the tiny model, and for one that is not on this machine."""
     path = Path(source).expanduser()
     if is_gguf(source):
-        return read_header(path).n_weights if path.is_file() else None
+        if not path.is_file():
+            return None
+        return read_header(path).n_weights
     folder = folder_of(path)
-    return count_weights(folder) if (folder / "config.json").is_file() else None
+    if not (folder / "config.json").is_file():
+        return None
+    return count_weights(folder)
 
 
 def _trains_on_cpu(recipe: Recipe) -> bool:
@@ -97,5 +108,6 @@ def product_speed(dtype_name: str) -> float:
         started = time.process_time()
         for _ in range(TIMED_PRODUCTS):
             torch.nn.functional.linear(rows, weight)
-        fastest = min(fastest, (time.process_time() - started) / TIMED_PRODUCTS)
+        elapsed = time.process_time() - started
+        fastest = min(fastest, elapsed / TIMED_PRODUCTS)
     return 2 * ROWS * WIDTH * OUTPUTS * torch.get_num_threads() / fastest

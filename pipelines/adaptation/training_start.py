@@ -56,7 +56,8 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
     folder = folder_of(Path(source))
     if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         _require_on_hub(source)
-        return _adapter_start(source, require_shipped(recipe or DEFAULT_RECIPE), source)
+        shipped = require_shipped(recipe or DEFAULT_RECIPE)
+        return _adapter_start(source, shipped, about=source)
     if not (folder / "config.json").is_file():
         raise DataError(f"no model in {folder}", "Pass a folder that holds a config.json, or a hub name.")
     require_sound(folder)
@@ -78,7 +79,8 @@ def _tiny_start(recipe: str | None, schema_chars: int) -> TrainingStart:
     settings: dict[str, Any] = {"model": {"tiny": {"context": context}}, "sft": {"max_tokens": budget}}
     for section in SAMPLED_SECTIONS:
         settings[section] = {"sampling": {"episode_tokens": budget}}
-    return TrainingStart((f"recipes/{shipped}", TINY), settings, "tiny", "the tiny model, made from scratch")
+    includes = (f"recipes/{shipped}", TINY)
+    return TrainingStart(includes, settings, "tiny", "the tiny model, made from scratch")
 
 
 def _gguf_start(file: Path, recipe: str | None) -> TrainingStart:
@@ -95,14 +97,18 @@ def _checkpoint_start(folder: Path, recipe: str | None) -> TrainingStart:
     if shipped is None and card is not None and card.recipe in recipes.recipe_names():
         shipped = card.recipe
     if is_small(source):
-        includes = (f"recipes/{require_shipped(shipped or DEFAULT_RECIPE)}", TINY)
-        start = TrainingStart(includes, {"model": {"source": source}}, "tiny", f"{source}, all of its weights")
+        shipped = require_shipped(shipped or DEFAULT_RECIPE)
+        includes = (f"recipes/{shipped}", TINY)
+        model_settings = {"model": {"source": source}}
+        start = TrainingStart(includes, model_settings, "tiny", f"{source}, all of its weights")
     else:
-        about = f"{source} ({weight_bytes(folder) / 1e9:.1f} GB)"
-        start = _language_model_start(source, count_weights(folder), shipped, about)
+        gigabytes = weight_bytes(folder) / 1e9
+        n_weights = count_weights(folder)
+        start = _language_model_start(source, n_weights, shipped, f"{source} ({gigabytes:.1f} GB)")
     if card is None:
         return start
-    return dataclasses.replace(start, settings=recipes.laid_over(start.settings, _card_settings(card)))
+    settings = recipes.laid_over(start.settings, _card_settings(card))
+    return dataclasses.replace(start, settings=settings)
 
 
 def _card_settings(card: CheckpointCard) -> dict[str, Any]:
@@ -116,7 +122,8 @@ def _card_settings(card: CheckpointCard) -> dict[str, Any]:
 def _language_model_start(source: str, n_weights: int, recipe: str | None, about: str) -> TrainingStart:
     """A language model: all weights of a small one are trained, adapters of a large one."""
     if n_weights > LAPTOP_WEIGHTS:
-        return _adapter_start(source, require_shipped(recipe or DEFAULT_RECIPE), about)
+        shipped = require_shipped(recipe or DEFAULT_RECIPE)
+        return _adapter_start(source, shipped, about)
     shipped = require_shipped(recipe or LAPTOP_RECIPE)
     settings = {"model": {"source": source}}
     return TrainingStart((f"recipes/{shipped}",), settings, "laptop", f"{about}, all of its weights")
@@ -141,10 +148,14 @@ def source_of(model: str) -> str:
         matches = [path for path in folder.glob("*.yaml") if path.stem.partition("_")[0] == model]
     if len(matches) != 1 or model == "tiny":
         return model
-    source = str(read_yaml(matches[0])["model"]["source"])
+    (file,) = matches
+    settings = read_yaml(file)
+    source = str(settings["model"]["source"])
     _, _, name = source.rpartition("/")
     fetched = sorted(FETCHED.glob(f"*/{name}*.gguf"))
-    return str(fetched[0]) if fetched else source
+    if not fetched:
+        return source
+    return str(fetched[0])
 
 
 def count_weights(folder: Path) -> int:
@@ -155,13 +166,17 @@ def count_weights(folder: Path) -> int:
     for path in weight_files(folder):
         with safe_open(path, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
-                count += math.prod(tensors.get_slice(name).get_shape())
+                shape = tensors.get_slice(name).get_shape()
+                count += math.prod(shape)
     return count
 
 
 def is_small(source: str) -> bool:
     """Whether a laptop trains this model: the tiny one, or a checkpoint of about its size."""
-    return source == "tiny" or 0 < weight_bytes(Path(source).expanduser()) <= SMALL_BYTES
+    if source == "tiny":
+        return True
+    folder = Path(source).expanduser()
+    return 0 < weight_bytes(folder) <= SMALL_BYTES
 
 
 def weight_bytes(folder: Path) -> int:
@@ -173,11 +188,12 @@ def weight_bytes(folder: Path) -> int:
 
 def require_shipped(recipe: str) -> str:
     """The name of a shipped recipe; an error for any other."""
-    if recipe not in recipes.recipe_names():
-        recipes.load(recipe)  # its error names the nearest one
-        hint = f"--recipe takes one of {', '.join(recipes.recipe_names())}."
-        raise DataError(f"{recipe} is a file of your own", hint)
-    return recipe
+    shipped = recipes.recipe_names()
+    if recipe in shipped:
+        return recipe
+    recipes.load(recipe)  # its error names the nearest one
+    names = ", ".join(shipped)
+    raise DataError(f"{recipe} is a file of your own", f"--recipe takes one of {names}.")
 
 
 def _require_on_hub(model: str) -> None:

@@ -153,18 +153,21 @@ def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
             meta=meta,
         )
 
-    rows = base.read_objects(folder / layout.file, HINT)
-    named_rows = [(f"{layout.file}[{index}]", row) for index, row in enumerate(rows)]
+    named_rows = []
+    for index, row in enumerate(base.read_objects(folder / layout.file, HINT)):
+        named_rows.append((f"{layout.file}[{index}]", row))
     return base.collect_examples(named_rows, make)
 
 
 def _link_with_setup(path: Path, root: Path, location: str, id: str, setup: str) -> str:
     """The location of a question's own link to a database, beside the script that must prepare it."""
     link = Path(location).parent / id / path.name
-    (root / link).parent.mkdir(exist_ok=True)
-    (root / link).unlink(missing_ok=True)
-    (root / link).symlink_to(path.resolve())
-    (root / f"{link}{SETUP_SUFFIX}").write_text(setup, encoding="utf-8")
+    link_path = root / link
+    link_path.parent.mkdir(exist_ok=True)
+    link_path.unlink(missing_ok=True)
+    link_path.symlink_to(path.resolve())
+    script = root / f"{link}{SETUP_SUFFIX}"
+    script.write_text(setup, encoding="utf-8")
     return str(link)
 
 
@@ -241,8 +244,9 @@ def _joined_script(row: Row, field: str) -> str:
         raise BadRow("wrong_type", f"{field} is no list of texts")
     statements = []
     for text in texts:
-        if text.strip():
-            statements.append(text.strip().rstrip(";").rstrip())
+        statement = text.strip()
+        if statement:
+            statements.append(statement.rstrip(";").rstrip())
     return ";\n".join(statements)
 
 
@@ -259,10 +263,8 @@ def _marks(row: Row, group: str) -> list[Row]:
     """A group of a question's vague words; BadRow for an entry without words or meaning."""
     marks = _listed(row.get(group))
     for mark in marks:
-        has_texts = False
-        if isinstance(mark, dict):
-            has_texts = isinstance(mark.get("term"), str) and isinstance(mark.get("sql_snippet"), str)
-        if not has_texts:
+        fields = mark if isinstance(mark, dict) else {}
+        if not isinstance(fields.get("term"), str) or not isinstance(fields.get("sql_snippet"), str):
             raise BadRow("malformed_ambiguity", f"{group} has an entry without term or sql_snippet")
     return marks
 
@@ -275,9 +277,11 @@ def _evidence(stem: Path, deleted: frozenset[int], knowledge: bool, meanings: bo
     """
     lines: list[str] = []
     if knowledge:
-        lines += _knowledge_lines(stem.with_name(stem.name + KNOWLEDGE), deleted)
+        knowledge_file = stem.with_name(stem.name + KNOWLEDGE)
+        lines += _knowledge_lines(knowledge_file, deleted)
     if meanings:
-        lines += _meaning_lines(stem.with_name(stem.name + MEANINGS))
+        meanings_file = stem.with_name(stem.name + MEANINGS)
+        lines += _meaning_lines(meanings_file)
     bare_lines = [" ".join(line.split()) for line in lines]
     return "\n".join(bare_lines)
 
@@ -324,5 +328,6 @@ def _meaning_lines(path: Path) -> Iterator[str]:
         text = meaning
         if not isinstance(meaning, str):
             text = json.dumps(meaning, ensure_ascii=False)
-        table_and_column = ".".join(name.split("|")[-2:])
+        steps = name.split("|")
+        table_and_column = ".".join(steps[-2:])
         yield f"{table_and_column}: {text}"

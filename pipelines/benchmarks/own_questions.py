@@ -137,18 +137,20 @@ def _read_file(source: Source, root: Path) -> base.Loaded:
         evidence = text_field(row, "evidence", required=False)
         if row.get("history"):
             meta["history"] = history_field(row)
+        database = _find_own_database(name, file.parent, source, root, options)
         return Example(
             id=id,
             question=question,
-            database=_find_own_database(name, file.parent, source, root, options),
+            database=database,
             gold_sql=sql,
             evidence=evidence,
             source="jsonl",
             meta=meta,
         )
 
-    rows = _read_rows(source, options)
-    return base.collect_examples(_noting_unread_fields(file, rows), make)
+    placed_rows = _read_rows(source, options)
+    rows = _noting_unread_fields(file, placed_rows)
+    return base.collect_examples(rows, make)
 
 
 def _noting_unread_fields(file: Path, rows: Iterator[PlacedRow]) -> Iterator[PlacedRow]:
@@ -159,7 +161,8 @@ def _noting_unread_fields(file: Path, rows: Iterator[PlacedRow]) -> Iterator[Pla
             unread |= _unread_fields(row.value)
         yield place, row
     if unread:
-        listed = shortened_line(", ".join(sorted(unread)), LISTED_CHARS)
+        names = ", ".join(sorted(unread))
+        listed = shortened_line(names, LISTED_CHARS)
         warn_once(log, "%s: fields that are not read: %s; a prompt shows question and evidence alone", file, listed)
 
 
@@ -167,12 +170,13 @@ def _unread_fields(row: Mapping[str, Any]) -> set[str]:
     """The fields that are not read: unknown ones, and a further name of the SQL or the database with another text."""
     unread = set(row.keys() - READ_FIELDS - WRITTEN_FIELDS)
     for names in (SQL, DATABASE):
-        read = ""
+        text_read = ""
         for name in names:
             value = row.get(name)
             text = value.strip() if isinstance(value, str) else ""
-            read = read or text
-            if text not in ("", read):
+            if not text_read:
+                text_read = text
+            if text not in ("", text_read):
                 unread.add(name)
     return unread
 
@@ -204,7 +208,8 @@ def _database_name(row: Any, folder: Path, options: OwnOptions) -> str:
 def _identity(name: str, folder: Path, options: OwnOptions) -> str:
     if "://" in name:
         return identity(name)
-    return identity(str(_database_path(name, folder, options)))
+    path = _database_path(name, folder, options)
+    return identity(str(path))
 
 
 def _find_own_database(name: str, folder: Path, source: Source, root: Path, options: OwnOptions) -> Database:
@@ -212,7 +217,8 @@ def _find_own_database(name: str, folder: Path, source: Source, root: Path, opti
     base.check_address(name)
     server_engine = engine_of_address(name)
     if server_engine is not None:
-        database_name = name.rpartition("/")[2].partition("?")[0]
+        _, _, last_step = name.rpartition("/")
+        database_name, _, _ = last_step.partition("?")
         return Database(database_name or server_engine, server_engine, name)
     try:
         path = _database_path(name, folder, options)

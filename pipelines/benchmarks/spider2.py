@@ -82,10 +82,11 @@ def read_spider2(source: Source, seed: int, root: Path) -> base.Loaded:
             raise BadRow("missing_standard", f"spider2lite_eval.jsonl does not say what decides on {id}")
         accepted = _accepted_results(folder, id, standards[id])
         location = base.link_database(database_path, root, source)
+        database = Database(database_name, "sqlite", location)
         return Example(
             id=f"spider2_{id}",
             question=question,
-            database=Database(database_name, "sqlite", location),
+            database=database,
             gold_sql=sql,
             evidence=evidence,
             hardness=None if sql else "extra",
@@ -137,8 +138,10 @@ def _accepted_results(folder: Path, id: str, standard: base.JsonObject) -> Accep
         raise BadRow("missing_gold", f"no {id}.csv under {home}")
     results = []
     for path in sorted(paths):
-        rows = csv.reader(io.StringIO(_file_text(path)))
-        results.append([cells for cells in rows if cells])
+        text = _file_text(path)
+        rows = csv.reader(io.StringIO(text))
+        result = [cells for cells in rows if cells]
+        results.append(result)
     columns = _counted_columns(standard.get("condition_cols"), len(results))
     for result, counted in zip(results, columns, strict=True):
         width = len(result[0]) if result else 0

@@ -49,7 +49,8 @@ def read_text(path: Path, hint: str = "") -> str:
 def require_utf_8(path: Path, head: bytes, hint: str = "") -> None:
     """Refuse a file by its first bytes if it is UTF-16, whose plain letters are UTF-8 with a NUL beside each."""
     if head.startswith(UTF_16_MARKS) or b"\0" in head[:2]:
-        raise DataError(f"{path}, line 1 is not UTF-8 but UTF-16", f"{SAVE_AS_UTF_8} {hint}".strip())
+        remedy = f"{SAVE_AS_UTF_8} {hint}".strip()
+        raise DataError(f"{path}, line 1 is not UTF-8 but UTF-16", remedy)
 
 
 def not_utf_8(path: Path, data: bytes, hint: str = "") -> DataError:
@@ -58,7 +59,8 @@ def not_utf_8(path: Path, data: bytes, hint: str = "") -> DataError:
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        line = len((data[: error.start] + b".").splitlines())
+        up_to_bad_byte = data[: error.start] + b"."
+        line = len(up_to_bad_byte.splitlines())
         return DataError(f"{path}, line {line} is not UTF-8", remedy)
     return DataError(f"{path} is not UTF-8", remedy)  # it was written to meanwhile
 
@@ -68,9 +70,11 @@ def parse_json(text: str | bytes) -> Any:
 
     Bytes are UTF-8, with or without a mark: `json.loads` would guess UTF-16 as well. Others are a UnicodeDecodeError.
     """
-    plain = text if isinstance(text, str) else text.removeprefix(UTF_8_MARK).decode()
+    if not isinstance(text, str):
+        text = text.removeprefix(UTF_8_MARK).decode()
+    plain = text.removeprefix(MARK)
     try:
-        return DECODER.decode(plain.removeprefix("\ufeff"))
+        return DECODER.decode(plain)
     except RecursionError:
         raise ValueError("it nests too deep") from None
 

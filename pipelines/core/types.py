@@ -152,7 +152,8 @@ def _filters_in_meta(value: Any) -> tuple[StoredValueFilter, ...] | None:
     filters = []
     for entry in _mappings(value):
         if {"table", "column", "stored"} <= entry.keys():
-            filters.append(StoredValueFilter(entry["table"], entry["column"], entry.get("asked"), entry["stored"]))
+            value_filter = StoredValueFilter(entry["table"], entry["column"], entry.get("asked"), entry["stored"])
+            filters.append(value_filter)
     return tuple(filters)
 
 
@@ -162,7 +163,8 @@ def _ambiguities_in_meta(value: Any) -> tuple[Ambiguity, ...]:
     for entry in _mappings(value):
         term = str(entry.get("term", ""))
         means = str(entry.get("means"))
-        ambiguities.append(Ambiguity(term, means, critical=bool(entry.get("critical"))))
+        is_critical = bool(entry.get("critical"))
+        ambiguities.append(Ambiguity(term, means, is_critical))
     return tuple(ambiguities)
 
 
@@ -170,8 +172,9 @@ def _schema_items(value: Any) -> SchemaItems | None:
     """Schema items from their JSON form, `{"tables": [...], "columns": [[table, column], ...]}`."""
     if not isinstance(value, Mapping):
         return None
+    tables = frozenset(map(str, value["tables"]))
     columns = frozenset((str(table), str(column)) for table, column in value["columns"])
-    return SchemaItems(frozenset(map(str, value["tables"])), columns)
+    return SchemaItems(tables, columns)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -404,12 +407,15 @@ def text_of(value: object) -> str:
 
 def shortened(text: str, max_chars: int) -> str:
     """A text of at most so many characters; an ellipsis stands for what is cut off."""
-    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
+    if len(text) <= max_chars:
+        return text
+    return f"{text[: max_chars - 1]}…"
 
 
 def shortened_line(text: str, max_chars: int) -> str:
     """A text on one line, of at most so many characters."""
-    return shortened(" ".join(text.split()), max_chars)
+    line = " ".join(text.split())
+    return shortened(line, max_chars)
 
 
 def escape_surrogates(text: str) -> str:
@@ -485,7 +491,8 @@ def text_field(row: Any, *names: str, required: bool = True) -> str:
     if "\0" in text:
         raise BadRow("zero_byte", f"{names[0]} holds a character of zeros (U+0000), which no query takes")
     if required and not text:
-        raise BadRow(f"empty_{names[0].lower()}", f"no {' or '.join(names)}")
+        any_name = " or ".join(names)
+        raise BadRow(f"empty_{names[0].lower()}", f"no {any_name}")
     return text
 
 
@@ -499,8 +506,9 @@ def gold_queries(row: Any, *names: str) -> tuple[str, dict[str, Any]]:
     texts = [text_field({GOLD_SQLS: text}, GOLD_SQLS) for text in listed]
     first = text_field(row, *names, required=False) or texts[0]
     further = [text for text in dict.fromkeys(texts) if text != first]
-    meta = {GOLD_SQLS: further} if further else {}
-    return first, meta
+    if not further:
+        return first, {}
+    return first, {GOLD_SQLS: further}
 
 
 def history_field(row: Mapping[str, Any]) -> History:

@@ -95,17 +95,20 @@ def _weight_files(lineage: Lineage) -> list[Path]:
 
 def _name_base(lineage: Lineage, work: Path) -> None:
     """Name the base of adapters by its hub name and commit, never by a path of this machine."""
-    settings = read_json(work / "adapter_config.json")
+    path = work / "adapter_config.json"
+    model = lineage.setting("model") or {}
+    settings = read_json(path)
     settings["base_model_name_or_path"] = cards.base_name(lineage)
-    settings["revision"] = (lineage.setting("model") or {}).get("revision")
-    write_json(work / "adapter_config.json", settings)
+    settings["revision"] = model.get("revision")
+    write_json(path, settings)
     require_adapters(work)
 
 
 def _write_weights(lineage: Lineage, work: Path) -> None:
     """Write safetensors in place of pickled weights, which other programs rightly refuse to open."""
     if not weight_files(lineage.folder):
-        network_of(str(lineage.folder), dtype="auto").save_pretrained(work)
+        network = network_of(str(lineage.folder), dtype="auto")
+        network.save_pretrained(work)
     require_checkpoint(work)
 
 
@@ -115,9 +118,11 @@ def _write_cards(lineage: Lineage, kind: Kind, work: Path, name: str) -> None:
     (work / README).write_text(card, encoding="utf-8")
     demonstrations = lineage.demonstrations
     if not demonstrations:
-        demonstrations = "\n\n".join(["# Questions", *cards.question_counts(lineage)]) + "\n"
-    (work / DATASET).parent.mkdir()
-    (work / DATASET).write_text(demonstrations, encoding="utf-8")
+        paragraphs = ["# Questions", *cards.question_counts(lineage)]
+        demonstrations = "\n\n".join(paragraphs) + "\n"
+    dataset_card = work / DATASET
+    dataset_card.parent.mkdir()
+    dataset_card.write_text(demonstrations, encoding="utf-8")
 
 
 def _write_gguf(lineage: Lineage, kind: Kind, work: Path, name: str, types: Sequence[str]) -> list[str]:
@@ -133,7 +138,8 @@ def _write_gguf(lineage: Lineage, kind: Kind, work: Path, name: str, types: Sequ
             raise
         notes = [f"{error.message}: Ollama imports the safetensors itself, if it supports the architecture"]
     if kind == "ollama":
-        text = llama_cpp.modelfile(work, weights, tokenizer_of(str(work)), lineage.card)
+        tokenizer = tokenizer_of(str(work))
+        text = llama_cpp.modelfile(work, weights, tokenizer, lineage.card)
         (work / MODELFILE).write_text(text, encoding="utf-8")
     return notes
 

@@ -68,9 +68,11 @@ def delivery_days(settings: Nightly, since: date) -> list[date]:
     for file in inbox.glob("[!.]*"):
         if file.suffix.lower() in READ:
             days.add(delivery_day(file))
-    days_since = [day for day in sorted(days) if day >= since]
+    days_since = sorted(day for day in days if day >= since)
     if not days_since:
-        newest = f"its newest is of {max(days)}" if days else "it has no file of questions"
+        newest = "it has no file of questions"
+        if days:
+            newest = f"its newest is of {max(days)}"
         raise DataError(f"the inbox {inbox} has no file of {since} or later: {newest}")
     return days_since
 
@@ -135,9 +137,7 @@ def _unique_id(given: Any, file: str, mark: str) -> str:
     """A row's id in its batch: its own, or the name of its file, with the beginning of its digest."""
     is_number = isinstance(given, int) and not isinstance(given, bool)
     is_text = isinstance(given, str) and given != ""
-    name = file
-    if is_number or is_text:
-        name = given
+    name = given if is_number or is_text else file
     return f"{name}-{mark[:8]}"
 
 
@@ -214,12 +214,15 @@ def _refuse_unread_files(inbox: Path, files: Sequence[Path]) -> None:
     in_subfolders = sorted(inbox.glob("[!.]*/*"))
     unread += [path for path in in_subfolders if path.suffix.lower() in READ]
     if unread:
-        relative_paths = [str(path.relative_to(inbox)) for path in unread]
-        names = ", ".join(relative_paths)
         raise DataError(
-            f"the inbox {inbox} holds files that are not read: {names}",
+            f"the inbox {inbox} holds files that are not read: {_names_within(inbox, unread)}",
             "Questions are taken from .jsonl, .csv and .tsv files that are in the folder itself; take the others out.",
         )
+
+
+def _names_within(folder: Path, paths: Sequence[Path]) -> str:
+    relative_paths = [str(path.relative_to(folder)) for path in paths]
+    return ", ".join(relative_paths)
 
 
 def _warn_of_unread_files(inbox: Path, files: Sequence[Path]) -> None:
@@ -236,8 +239,7 @@ def _warn_of_unread_files(inbox: Path, files: Sequence[Path]) -> None:
         if has_questions and path.is_file() and not is_hidden:
             unread.append(path)
     if unread:
-        relative_paths = [str(path.relative_to(inbox)) for path in unread]
-        names = shortened_line(", ".join(relative_paths), LISTED_CHARS)
+        names = shortened_line(_names_within(inbox, unread), LISTED_CHARS)
         log.warning("the inbox %s holds files that are not read: %s", inbox, names)
 
 
@@ -367,6 +369,9 @@ def held_out_rows(batch: Path) -> dict[str, str]:
     path = batch / HELD_OUT
     if not path.is_file():
         return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    rows = map(json.loads, lines)
-    return {row["id"]: row["asks"] for row in rows}
+    text = path.read_text(encoding="utf-8")
+    questions = {}
+    for line in text.splitlines():
+        row = json.loads(line)
+        questions[row["id"]] = row["asks"]
+    return questions

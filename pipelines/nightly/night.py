@@ -108,12 +108,11 @@ def _missing_questions(guard: Recipe) -> str:
     """Why a guard's questions cannot be read; "" if they are there, or on a server."""
     if guard.benchmark.kind == "miniature":
         return ""
-    path = guard.benchmark.path
+    path = str(guard.benchmark.path or "")
     if not path:
         return "no path to its questions"
-    if "://" in str(path):
-        return ""
-    if Path(str(path)).expanduser().exists():
+    file = Path(path).expanduser()
+    if "://" in path or file.exists():
         return ""
     return f"nothing is at {path}"
 
@@ -231,7 +230,7 @@ def conclude(
     names_of_fresh = [path.name for path in fresh]
     curated_stages: set[tuple[str, str]] = set()
     for keys in curated:
-        curated_stages |= keys.items()
+        curated_stages.update(keys.items())
     challenger_named = {"stage": challenger.stage, "key": challenger.key}
     while True:
         champion = ledger.incumbent(tier)

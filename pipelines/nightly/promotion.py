@@ -83,11 +83,13 @@ def decide_promotion(test: HeldOutRecords, guards: Guards, settings: Nightly, se
         return PromotionDecision("worse", f"worse: {change} ({test_in_words})", numbers)
     losses = {name: value for name, value in differences.items() if value < -settings.max_drop - 1e-9}
     if losses:
+        lost_points = _in_points(losses)
         bound = f"nightly.max_drop allows {100 * settings.max_drop:.1f} points"
-        return PromotionDecision("kept", f"it loses on {_in_points(losses)} ({bound}); {change}", numbers)
+        return PromotionDecision("kept", f"it loses on {lost_points} ({bound}); {change}", numbers)
     unmeasured = [name for name in guards if f"guard/{name}" not in differences]
     if unmeasured:
-        uncertainty = f"whether it loses on {', '.join(unmeasured)} cannot be told"
+        guard_names = ", ".join(unmeasured)
+        uncertainty = f"whether it loses on {guard_names} cannot be told"
         cause = "champion and challenger share no question there that counts"
         return PromotionDecision("kept", f"{uncertainty}: {cause}; {change}", numbers)
     if not is_better:

@@ -129,7 +129,8 @@ class Feedback:
         Lines that a night has taken already stay in its batches.
         """
         with self._change(inbox=True, trim=True) as db:
-            return db.execute("DELETE FROM asked WHERE user = ?", (user,)).rowcount
+            deleted = db.execute("DELETE FROM asked WHERE user = ?", (user,))
+            return deleted.rowcount
 
     def prune(self) -> int:
         """Remove rows older than `days`, from the inbox too, and deleted text that a reader has kept in the log.
@@ -140,7 +141,8 @@ class Feedback:
         if self.days is not None:
             oldest = utc_time(self._clock() - self.days * DAY_S)
         with self._change(inbox=True, trim=True) as db:
-            return db.execute("DELETE FROM asked WHERE at < ?", (oldest,)).rowcount
+            deleted = db.execute("DELETE FROM asked WHERE at < ?", (oldest,))
+            return deleted.rowcount
 
     def unsynced(self) -> Iterator[dict[str, Any]]:
         """Verdicts that MLflow lacks, each with its question; the oldest first."""
@@ -192,21 +194,28 @@ class Feedback:
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
-            log = self.folder / f"{FILE}-wal"
-            if trim and log.is_file() and log.stat().st_size:
-                self._db.execute(f"PRAGMA busy_timeout={TRIM_MS}")
-                try:
-                    self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-                finally:
-                    self._db.execute(f"PRAGMA busy_timeout={int(BUSY_S * 1000)}")
+            if trim:
+                self._empty_log()
+
+    def _empty_log(self) -> None:
+        write_ahead_log = self.folder / f"{FILE}-wal"
+        if not write_ahead_log.is_file() or not write_ahead_log.stat().st_size:
+            return
+        busy_ms = int(BUSY_S * 1000)
+        self._db.execute(f"PRAGMA busy_timeout={TRIM_MS}")
+        try:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            self._db.execute(f"PRAGMA busy_timeout={busy_ms}")
 
     def _write_inbox(self) -> None:
         """Write the lines that a night reads; if several users answered one question, the last answer counts."""
         last_lines = {}
         for (line,) in self._db.execute("SELECT line FROM lesson ORDER BY rowid"):
             row = json.loads(line)
-            context = (row.get("evidence", ""), str(row.get("history")))
-            last_lines[row["database"], row["question"], context] = line
+            evidence = row.get("evidence", "")
+            history = str(row.get("history"))
+            last_lines[row["database"], row["question"], evidence, history] = line
         text = "".join(f"{line}\n" for line in last_lines.values())
         path = self.folder / INBOX
         before = ""

@@ -89,7 +89,8 @@ class Service:
         routes = [Route("/", lambda _: page(PAGE)), Route("/health", self._health)]
         for path, handler, methods in handlers:
             endpoint = guarded(self.access, handler, self.metrics.denied)
-            routes.append(Route(path, endpoint, methods=[*methods, "OPTIONS"]))
+            route = Route(path, endpoint, methods=[*methods, "OPTIONS"])
+            routes.append(route)
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: refuse_unknown})
 
     @contextlib.asynccontextmanager
@@ -332,11 +333,12 @@ class Chat:
 
     def _keep_feedback(self, feedback: Feedback) -> None:
         openable = self.service.agent.openable
-        evidence = openable.example(self.question, history=self.history).evidence
+        example = openable.example(self.question, history=self.history)
         events = list(self.past)
         if self.history:
             events.insert(0, {"type": "history", "history": self.history})
+        model = self.model.name
         try:
-            feedback.keep(self.id, self.user, self.question, evidence, self.model.name, openable.address, events)
+            feedback.keep(self.id, self.user, self.question, example.evidence, model, openable.address, events)
         except SqltrainError as error:  # the question has its answer
             log.warning("a question was not kept: %s", error)

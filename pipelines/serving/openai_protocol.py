@@ -46,13 +46,14 @@ def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     if options is not None and not (is_stream and isinstance(options, Mapping)):
         message = "stream_options is an object, and goes with stream: true alone"
         raise Denied(400, message, param="stream_options")
+    has_usage = options is not None and bool(options.get("include_usage"))
     _refuse_unsupported(body)
     question, history = _read_question(body.get("messages"))
     return ChatRequest(
         question=question,
         history=history,
         is_stream=bool(is_stream),
-        has_usage=bool((options or {}).get("include_usage")),
+        has_usage=has_usage,
         max_tokens=_max_tokens(body),
     )
 
@@ -148,7 +149,7 @@ def read_conversation(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, 
     for message in messages:
         text = _text_of(message.get("content"))
         if message.get("role") == "user":
-            pairs = [pair for pair in pairs if pair[0]]
+            pairs = [(question, sql) for question, sql in pairs if question]
             pairs.append((text, ""))
         elif message.get("role") == "assistant" and pairs and not _ends_in_error(text):
             question, _ = pairs[-1]
@@ -242,22 +243,26 @@ def _delta(event: Event) -> dict[str, Any]:
     if kind == "reasoning":
         return {"content": None, "reasoning_content": event["text"] + "\n", "sqltrain": event}
     if kind == "sql":
-        text = f"\n{_code_fence(event['sql'], 'sql')}\n"
+        text = _code_fence(event["sql"], "sql")
     elif kind == "result":
-        text = f"\n{_code_fence(event['text'], '')}\n"
+        text = _code_fence(event["text"], "")
     elif kind == "answer":
-        text = f"\n{_code_fence(event['sql'], 'sql')}\n\n{_answer_table(event)}\n"
+        fence = _code_fence(event["sql"], "sql")
+        table = _answer_table(event)
+        text = f"{fence}\n\n{table}"
     else:
-        text = f"\nerror: {_plain_markdown(event['message'])}\n"
-    return {"content": text, "sqltrain": event}
+        message = _plain_markdown(event["message"])
+        text = f"error: {message}"
+    return {"content": f"\n{text}\n", "sqltrain": event}
 
 
 def _answer_table(answer: Event) -> str:
     """The first rows of an answer, and how many there are more."""
     columns = answer["columns"]
     rows = answer["rows"]
-    lines = [_table_row(columns), "|" + " --- |" * len(columns)]
-    lines += [_table_row(row) for row in rows[:SHOWN_ROWS]]
+    head = _table_row(columns)
+    rule = "|" + " --- |" * len(columns)
+    lines = [head, rule, *map(_table_row, rows[:SHOWN_ROWS])]
     n_hidden = len(rows) - SHOWN_ROWS
     if answer["more"]:
         lines.append("\n(more rows)")
@@ -271,15 +276,15 @@ def _table_row(cells: Sequence[Any]) -> str:
     for cell in cells:
         text = "NULL" if cell is None else _plain_markdown(str(cell))
         texts.append(text)
-    return f"| {' | '.join(texts)} |"
+    row = " | ".join(texts)
+    return f"| {row} |"
 
 
 def _code_fence(text: str, language: str) -> str:
     """Text in a fence that it cannot close."""
     runs = re.findall(r"`+", text)
     longest_run = max(map(len, runs), default=0)
-    longest_run = max(longest_run, 2)
-    fence = "`" * (longest_run + 1)
+    fence = "`" * max(longest_run + 1, 3)
     return f"{fence}{language}\n{text.strip()}\n{fence}"
 
 

@@ -55,7 +55,8 @@ def ask_model(
             policy = _local_policy(policy, recipe)
         engine = environment.engine(policy, RolloutMode.served(recipe))
         link = linking(recipe.data.linker)
-        (example,) = environment.prepare([openable.example(question)], link, is_served=True)
+        asked_example = openable.example(question)
+        (example,) = environment.prepare([asked_example], link, is_served=True)
         request = EpisodeRequest(example, 0, recipe.seed)
         (trajectory,) = engine.run([request], on_event=show_turn)
         final = _require_answer(trajectory, environment.protocol)
@@ -84,13 +85,14 @@ def _require_answer(trajectory: Trajectory, protocol: Protocol) -> str:
     if trajectory.stop is StopReason.BROKEN:
         failure = str(trajectory.failure)
         if failure.islower():  # the sandbox's failures are short words in lower case
-            hint = "Check that the database exists and can be read."
-            raise BoundaryError(f"no answer: {failure.replace('_', ' ')}", hint)
+            reason = failure.replace("_", " ")
+            raise BoundaryError(f"no answer: {reason}", "Check that the database exists and can be read.")
         raise BoundaryError(f"no answer of {trajectory.policy}: {failure}", "Check the model, or its endpoint.")
     if not trajectory.turns and trajectory.stop is StopReason.TOKEN_LIMIT:
-        tokens = f"the prompt is {len(trajectory.token_ids):,} tokens"
+        n_tokens = len(trajectory.token_ids)
         raise DataError(
-            f"{tokens}: no room for an answer is left in the model's context or in evaluation.sampling.episode_tokens",
+            f"the prompt is {n_tokens:,} tokens: no room for an answer is left in the model's context or in "
+            "evaluation.sampling.episode_tokens",
             "Raise the latter, lower data.values or protocol.schema_values, or set protocol.schema_view=names.",
         )
     if trajectory.final_sql is None:

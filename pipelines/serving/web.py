@@ -51,7 +51,8 @@ def require_bindable(host: str, port: int) -> None:
     """Refuse an address that this machine cannot listen at, before anything is loaded and announced."""
     reason = ""
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in candidates:
             try:
                 with socket.socket(family, kind, protocol) as trial:
                     trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -93,7 +94,8 @@ def guarded(
             denied = Denied(400, str(error))
         headers = {}
         if denied.wait_s:
-            headers["Retry-After"] = str(max(1, round(denied.wait_s)))
+            wait_s = max(1, round(denied.wait_s))
+            headers["Retry-After"] = str(wait_s)
         return error_response(denied.status, denied.message, denied.code, headers, denied.param)
 
     return respond
@@ -141,24 +143,29 @@ def page(path: Path) -> Response:
     """A page with the shared files in place of `/* common.css */` and `/* common.js */`; no other script runs on it."""
     text = path.read_text(encoding="utf-8")
     for shared in SHARED_FILES:
-        text = text.replace(f"/* {shared.name} */", shared.read_text(encoding="utf-8"))
+        content = shared.read_text(encoding="utf-8")
+        text = text.replace(f"/* {shared.name} */", content)
     policy = "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
     policy += "frame-ancestors 'none'"
     for tag in ("script", "style"):
         contents = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        sources = []
-        for content in contents:
-            digest = hashlib.sha256(content.encode()).digest()
-            digest_text = base64.b64encode(digest).decode()
-            sources.append(f"'sha256-{digest_text}'")
-        policy += f"; {tag}-src {' '.join(sources)}"
+        sources = " ".join(map(_policy_source, contents))
+        policy += f"; {tag}-src {sources}"
     headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
     return HTMLResponse(text, headers=headers)
 
 
+def _policy_source(content: str) -> str:
+    """The source of a content security policy that lets this script or style run alone."""
+    digest = hashlib.sha256(content.encode()).digest()
+    digest_text = base64.b64encode(digest).decode()
+    return f"'sha256-{digest_text}'"
+
+
 async def body_of(request: Request) -> dict[str, Any]:
     """The JSON object of a request."""
-    content_type, _, _ = request.headers.get("content-type", "").partition(";")
+    header = request.headers.get("content-type", "")
+    content_type, _, _ = header.partition(";")
     if content_type.strip().lower() != "application/json":
         raise Denied(415, "the body must be application/json")
     data = bytearray()

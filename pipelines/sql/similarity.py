@@ -28,9 +28,9 @@ def sql_shape(sql: str, names: bool = False) -> str:
     """
     tokens = _TOKEN.findall(blank_comments(sql))
     shape: list[str] = []
-    for index, token in enumerate(tokens):
-        before = tokens[index - 1] if index else ""
-        behind = tokens[index + 1] if index + 1 < len(tokens) else ""
+    tokens_before = ["", *tokens]
+    tokens_behind = [*tokens[1:], ""]
+    for before, token, behind in zip(tokens_before, tokens, tokens_behind, strict=False):
         word = token.lower()
         is_qualifier = word == "." or behind == "."
         is_alias = bool(shape) and before.lower() == "as" and behind != "("
@@ -41,12 +41,13 @@ def sql_shape(sql: str, names: bool = False) -> str:
         # A text in double quotes is a value if something is compared with it, else a name: engines differ.
         if first == '"':
             is_value = _is_compared(word, before, shape)
+        is_quoted_name = first in '`["'
         if is_value:
             shape.append("?")
-        elif first in '`["':
-            shape.append(word[1:-1] if names else "x")
-        elif not names and _is_bare_name(word, behind):
+        elif not names and (is_quoted_name or _is_bare_name(word, behind)):
             shape.append("x")
+        elif is_quoted_name:
+            shape.append(word[1:-1])
         else:
             shape.append(word)
     return " ".join(shape)

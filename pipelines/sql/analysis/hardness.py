@@ -116,8 +116,9 @@ def _tree_counts(tree: exp.Expr) -> Counts:
     joins = select.args.get("joins") or ()
     join_conditions: list[exp.Expr] = []
     for join in joins:
-        if join.args.get("on"):
-            join_conditions.append(join.args["on"])
+        condition = join.args.get("on")
+        if condition:
+            join_conditions.append(condition)
     where_condition = _clause_condition(select, "where")
     having_condition = _clause_condition(select, "having")
     on: list[exp.Expr] = []
@@ -180,13 +181,14 @@ def _is_limited(select: exp.Expr) -> bool:
 def _count_ors(condition: exp.Expr | None) -> int:
     if condition is None:
         return 0
-    return len(list(condition.find_all(exp.Or)))
+    ors = condition.find_all(exp.Or)
+    return len(list(ors))
 
 
 def _is_pattern(comparison: exp.Expr) -> bool:
     """Whether a comparison is a LIKE or its kin, with or without a NOT."""
     if isinstance(comparison, exp.Not):
-        return isinstance(comparison.this.unnest(), PATTERNS)
+        comparison = comparison.this.unnest()
     return isinstance(comparison, PATTERNS)
 
 

@@ -69,7 +69,8 @@ class StatementTimer:
         """A statement starts that may take this long; 0 disarms the timer."""
         now = perf_counter()
         if seconds != self._seconds or now - self._set_at > seconds * TIMER_SLACK:
-            signal.setitimer(signal.ITIMER_REAL, seconds * (TIMER_GRACE + TIMER_SLACK))
+            fires_in = seconds * (TIMER_GRACE + TIMER_SLACK)
+            signal.setitimer(signal.ITIMER_REAL, fires_in)
             self._set_at = now
             self._seconds = seconds
 
@@ -151,7 +152,9 @@ class DatabaseSession(abc.ABC):
             raw = failure(LIMIT, "memory_limit", "the query needs more memory than it may have")
         except Exception as error:  # each driver has an error tree of its own, and raises from outside it too
             raw = self._explained(error)
-        ms = (perf_counter() - start) * 1000 if raw.status == OK else 0.0
+        ms = 0.0
+        if raw.status == OK:
+            ms = (perf_counter() - start) * 1000
         # `_replace` takes twice the time of the constructor: 1 % of a short query.
         raw = RawResult(raw.status, raw.columns, raw.rows, raw.truncated, raw.error, raw.error_class, ms, self.work)
         if self.hidden is None:
@@ -190,8 +193,8 @@ class DatabaseSession(abc.ABC):
         """The columns and rows of a cursor that has run a query, within the limits of a result."""
         fetch_rows = fetchmany or cursor.fetchmany
         rows, truncated = fetch(fetch_rows, max_rows, self.bounds.max_bytes, self.has_plain_values)
-        columns = tuple([item[0] for item in cursor.description or ()])
-        return RawResult(OK, columns, rows, truncated)
+        columns = [item[0] for item in cursor.description or ()]
+        return RawResult(OK, tuple(columns), rows, truncated)
 
     @abc.abstractmethod
     def answer(self, sql: str, max_rows: int) -> RawResult:
@@ -471,10 +474,11 @@ def identity(location: str) -> str:
         return location
     # The reading of libpq: an option goes before the same part of the address, and the first of several hosts counts.
     hosts = options.get("host") or options.get("hostaddr") or host
+    ports = options.get("port", "")
     first_host = hosts.partition(",")[0].lower()
     if first_host in LOCAL_HOSTS or first_host.startswith("/"):  # "/": the folder of a Unix socket
         first_host = "localhost"
-    first_port = options.get("port", "").partition(",")[0]
+    first_port = ports.partition(",")[0]
     if first_port:
         port = first_port
     if port in DEFAULT_PORTS:
@@ -489,11 +493,13 @@ def _address_fields(address: str) -> tuple[str, str, str, dict[str, str]]:
 
     url = urlsplit(address)
     servers = url.netloc.rpartition("@")[2]
-    server = urlsplit("//" + servers.partition(",")[0])
+    first_server = servers.partition(",")[0]
+    server = urlsplit(f"//{first_server}")
     host = unquote(server.hostname or "")
     port = str(server.port or "")
     name = unquote(url.path).strip("/")
-    return host, port, name, dict(parse_qsl(url.query))
+    options = dict(parse_qsl(url.query))
+    return host, port, name, options
 
 
 def _conninfo_options(location: str) -> dict[str, str]:
@@ -600,8 +606,9 @@ class Hidden(NamedTuple):
         """
         columns = dict(self.columns)
         for table, column in computed:
-            if fold(table) in columns:
-                columns[fold(table)] |= {fold(column)}
+            name = fold(table)
+            if name in columns:
+                columns[name] |= {fold(column)}
         return self._replace(
             tables=self.tables.union(map(fold, tables)),
             columns=columns,

@@ -152,13 +152,14 @@ class Mysql(Dialect):
         modes = {mode.strip() for mode in written_modes.upper().split(",")} - {""}
         unknown = sorted(modes - _READABLE_MODES)
         if unknown:
-            raise ValueError(f"sql_mode={unknown[0]} cannot be read here: {', '.join(sorted(_READABLE_MODES))} can")
+            readable = ", ".join(sorted(_READABLE_MODES))
+            raise ValueError(f"sql_mode={unknown[0]} cannot be read here: {readable} can")
 
     @classmethod
     def reading(cls, location: str) -> str:
         modes = _modes_of(cls.locate(location))
-        parts_of_name = [name for mode, name in READINGS if mode in modes]
-        return "_".join(["mysql", *parts_of_name])
+        suffixes = [name for mode, name in READINGS if mode in modes]
+        return "_".join(["mysql", *suffixes])
 
     @classmethod
     def remarks(cls, location: str) -> list[str]:
@@ -172,9 +173,9 @@ class Mysql(Dialect):
             f"SQL mode: {whose}, {mode_names}",
             f"  double quotes hold {quotes}, || {pipes}, a backslash in a text is {escapes}",
         ]
-        dropped = sorted(modes - _READABLE_MODES)
+        dropped = ", ".join(sorted(modes - _READABLE_MODES))
         if dropped:
-            lines.append(f"  left out, for the sandbox cannot read its grammar: {', '.join(dropped)}")
+            lines.append(f"  left out, for the sandbox cannot read its grammar: {dropped}")
         return lines
 
     @staticmethod
@@ -190,8 +191,9 @@ class Mysql(Dialect):
             match = _PUBLIC_GRANT.fullmatch(grant)
             if match is not None:
                 public.append(match)
+        rights = [grant.partition(" TO ")[0] for grant in writes]
         return Role(
-            writes=tuple(grant.partition(" TO ")[0] for grant in writes),
+            writes=tuple(rights),
             is_turned_away=bool(writes),
             revocations=tuple(map(_revocation, public)),
             has_own_writes=len(public) < len(writes),
@@ -200,7 +202,8 @@ class Mysql(Dialect):
     @staticmethod
     def reader_grants(address: str, schemas: Sequence[str]) -> list[str]:
         name = urlsplit(address).path.strip("/")
-        database = f"`{name.replace('`', '``')}`"
+        escaped_name = name.replace("`", "``")
+        database = f"`{escaped_name}`"
         return [
             f"CREATE USER '{name}_reader'@'%' IDENTIFIED BY 'a new password';",
             f"GRANT SELECT, SHOW VIEW ON {database}.* TO '{name}_reader'@'%';",
@@ -237,16 +240,15 @@ def _in_double_quotes(sql: str) -> str:
     Whatever comes of it, it is this text that is checked and run.
     """
     pieces: list[str] = []
-    at = 0
-    while at < len(sql):
-        match = TOKEN.match(sql, at) or _BACKTICKED.match(sql, at)
-        text = match[0] if match else sql[at]
+    start = 0
+    while start < len(sql):
+        match = TOKEN.match(sql, start) or _BACKTICKED.match(sql, start)
+        text = match[0] if match else sql[start]
+        start += len(text)
         if text[0] == "`" and len(text) > 1:
             name = text[1:-1].replace("``", "`")
-            pieces.append(base.quoted(name))
-        else:
-            pieces.append(text)
-        at += len(text)
+            text = base.quoted(name)
+        pieces.append(text)
     return "".join(pieces)
 
 
@@ -262,14 +264,16 @@ def _misread_sign(sql: str) -> str:
     """The reason to refuse a statement that the engine reads otherwise than `guard.lexed`; "" if there is none."""
     for match in TOKEN.finditer(sql):
         text = match[0]
-        after = sql[match.end() : match.end() + 1]
-        if match.lastgroup == "comment" and text.startswith(_RUNNING_COMMENTS):
+        kind = match.lastgroup
+        end = match.end()
+        after = sql[end : end + 1]
+        if kind == "comment" and text.startswith(_RUNNING_COMMENTS):
             return "this part of SQL is not allowed here: a comment that runs"
         # The server takes what looks like a number for a name: `2023_pay`, `2fa`, `1_2`.
         is_name = "_" in text or after == "_" or after.isalpha()
-        if match.lastgroup == "number" and is_name and not _DIGITS.match(sql, match.start()):
+        if kind == "number" and is_name and not _DIGITS.match(sql, match.start()):
             return "a name that begins with a digit stands in backticks"
-        if match.lastgroup == "space" and text.startswith("--") and text[2:3].strip():
+        if kind == "space" and text.startswith("--") and text[2:3].strip():
             return "a comment starts with two dashes and a space"
     return ""
 
@@ -307,16 +311,17 @@ def _statement_names(sql: str) -> base.StatementNames:
         words.append(word)
     given = _given_names(tokens, words, names, sql)
     tables_of = _tables_of_names(words, names)
-    parts = []
+    names_of_queries = []
     for indices, outer in _queries(words):
-        parts.append(_query_names(tokens, words, indices, outer, given, tables_of))
+        names_of_query = _query_names(tokens, words, indices, outer, given, tables_of)
+        names_of_queries.append(names_of_query)
     return base.StatementNames(
         relations=frozenset(),
         rows=frozenset(),
         uses=frozenset(),
         unnamed=False,
         catalogue="information_schema" in words or bool(rest.strip("; \n")),
-        parts=tuple(parts),
+        parts=tuple(names_of_queries),
     )
 
 
@@ -343,13 +348,14 @@ def _given_names(tokens: Sequence[tuple[str, str]], words: Sequence[str], names:
     """The indices of names that the statement gives: behind AS, and those of its common table expressions."""
     common = {base.fold(name): indices for name, indices in common_tables(sql).items()}
     given: set[int] = set()
-    for at in names:
-        if tokens[at - 1 : at] == [("word", "as")]:
-            given.add(at)
-        elif words[at] in common and words[at - 1 : at] != ["."]:
-            definition, scope_start = common[words[at]]
-            if at == definition or at > scope_start:
-                given.add(at)
+    for index in names:
+        name = words[index]
+        if tokens[index - 1 : index] == [("word", "as")]:
+            given.add(index)
+        elif name in common and words[index - 1 : index] != ["."]:
+            definition, scope_start = common[name]
+            if index == definition or index > scope_start:
+                given.add(index)
     return given
 
 
@@ -407,7 +413,7 @@ def _query_names(
         elif kind in ("word", "name") and index not in given:
             names.add(word)
             reads_all |= word in ("natural", "table") or (word, after) == ("partition", "(")
-            columns |= {(owner, word) for owner in owners}
+            columns.update((owner, word) for owner in owners)
             if before != ".":
                 uses.add((word,))
     if reads_all:
@@ -437,14 +443,17 @@ def is_reader(grant: str) -> bool:
 def _revocation(grant: re.Match[str]) -> str:
     """The statement that takes from PUBLIC the rights of a grant but those of a reader."""
     rights = []
-    for name, columns in _RIGHT.findall(grant["rights"]):
-        if name.strip() not in ("SELECT", "SHOW VIEW", "USAGE"):
-            rights.append(f"{name.strip()} {columns}".strip())
+    for written_name, columns in _RIGHT.findall(grant["rights"]):
+        name = written_name.strip()
+        if name not in ("SELECT", "SHOW VIEW", "USAGE"):
+            rights.append(f"{name} {columns}".strip())
     if grant["option"]:
         rights.append("GRANT OPTION")
-    statement = f"REVOKE {', '.join(rights)} ON {grant['place']} FROM PUBLIC;"
+    revoked = ", ".join(rights)
+    place = grant["place"]
+    statement = f"REVOKE {revoked} ON {place} FROM PUBLIC;"
     # Any SQL mode reads names in backticks.
-    return re.sub(r'"((?:[^"]|"")*)"', lambda match: f"`{match[1]}`", statement)
+    return re.sub(r'"((?:[^"]|"")*)"', r"`\1`", statement)
 
 
 def encryption_of(address: str) -> dict[str, Any]:
@@ -460,15 +469,18 @@ def encryption_of(address: str) -> dict[str, Any]:
             files[key.removeprefix("ssl_")] = value
     unknown = [key for key in options if key not in _OPTIONS]
     if unknown:
-        raise ValueError(f"the option {unknown[0]!r} of a MySQL address is not known: {', '.join(_OPTIONS)} are")
+        known = ", ".join(_OPTIONS)
+        raise ValueError(f"the option {unknown[0]!r} of a MySQL address is not known: {known} are")
     default = "REQUIRED" if files else "PREFERRED"
     if "ca" in files:
         default = "VERIFY_CA"
     mode = options.get("ssl_mode", default).upper()
     if mode not in _MODES:
-        raise ValueError(f"ssl_mode={mode} is not known: {', '.join(_MODES)} are")
+        known = ", ".join(_MODES)
+        raise ValueError(f"ssl_mode={mode} is not known: {known} are")
     if mode in ("DISABLED", "PREFERRED") and files:
-        raise ValueError(f"ssl_mode={mode} asks for no certificate, and {next(iter(files))} names one")
+        first_file = next(iter(files))
+        raise ValueError(f"ssl_mode={mode} asks for no certificate, and {first_file} names one")
     if mode == "DISABLED":
         return {"ssl_disabled": True}
     if mode == "PREFERRED":
@@ -490,14 +502,19 @@ def open_readonly_connection(
 
     address = urlsplit(location)
     encryption = encryption_of(location)
-    connection = _connection_class()(
+    password = unquote(address.password or "")
+    database = unquote(address.path.strip("/"))
+    if mode is None:
+        mode = _address_mode(location)
+    connection_class = _connection_class()
+    connection = connection_class(
         host=address.hostname or "127.0.0.1",
         port=address.port or PORT,
         user=unquote(address.username or ""),
-        password=unquote(address.password or "").encode(),  # the driver would send a str in Latin-1
-        database=unquote(address.path.strip("/")) or None,
+        password=password.encode(),  # the driver would send a str in Latin-1
+        database=database or None,
         charset="utf8mb4",
-        sql_mode=mode if mode is not None else _address_mode(location),
+        sql_mode=mode,
         autocommit=True,
         local_infile=False,
         connect_timeout=max(2, int(seconds)),
@@ -575,7 +592,8 @@ def server_mode(connection: pymysql.Connection[Any]) -> frozenset[str]:
 
 def session_mode(server: Set[str]) -> str:
     """The SQL mode of a session whose statements are meant in the server's: names stand in double quotes there."""
-    return ",".join(sorted((server & _READABLE_MODES) | {"ANSI_QUOTES"}))
+    modes = (server & _READABLE_MODES) | {"ANSI_QUOTES"}
+    return ",".join(sorted(modes))
 
 
 @functools.cache
@@ -595,15 +613,19 @@ def rewritten(sql: str, server: Set[str]) -> str:
     def piece(match: re.Match[str]) -> str:
         text = match[0]
         kind = match.lastgroup
+        inside = text[1:-1]
         if kind == "single" and has_escapes:
-            return "'" + _unescaped(text[1:-1], "'", has_escapes) + "'"
+            return "'" + _unescaped(inside, "'", has_escapes) + "'"
         if kind == "double":  # blanks around it, for x"41" and 'a'"b" are two tokens
-            return " '" + _unescaped(text[1:-1], '"', has_escapes) + "' "
+            return " '" + _unescaped(inside, '"', has_escapes) + "' "
         if kind == "ticks":
-            return base.quoted(text[1:-1].replace("``", "`"))
-        return " " if kind == "hash" else text
+            return base.quoted(inside.replace("``", "`"))
+        if kind == "hash":
+            return " "
+        return text
 
-    return _pieces("ANSI_QUOTES" in server, has_escapes).sub(piece, sql)
+    pieces = _pieces("ANSI_QUOTES" in server, has_escapes)
+    return pieces.sub(piece, sql)
 
 
 def _unescaped(text: str, quote: str, has_escapes: bool) -> str:
@@ -613,7 +635,9 @@ def _unescaped(text: str, quote: str, has_escapes: bool) -> str:
         sign = match[0][-1]
         if sign == "'":
             return "''"
-        return sign if sign == '"' else match[0]
+        if sign == '"':
+            return sign
+        return match[0]
 
     escape = r"\\.|" if has_escapes else ""
     return re.sub(rf"{escape}{quote}{quote}|'", unit, text, flags=re.DOTALL)
@@ -673,14 +697,13 @@ class MysqlSession(base.DatabaseSession):
     def _connect(self, checks_grants: bool = True) -> Any:
         import pymysql
 
+        timeout_s = self.bounds.timeout_s
         try:
             if self._server_mode is None:
-                with contextlib.closing(
-                    open_readonly_connection(self._location, self.bounds.timeout_s, mode=None)
-                ) as first:
+                with contextlib.closing(open_readonly_connection(self._location, timeout_s, mode=None)) as first:
                     self._server_mode = server_mode(first)
             mode = session_mode(self._server_mode)
-            connection = open_readonly_connection(self._location, self.bounds.timeout_s, unbuffered=True, mode=mode)
+            connection = open_readonly_connection(self._location, timeout_s, unbuffered=True, mode=mode)
             if not checks_grants:
                 return connection
             with connection.cursor() as cursor:
@@ -714,10 +737,8 @@ class MysqlSession(base.DatabaseSession):
         cursor = connection.cursor()
 
         def kill() -> None:
-            with (
-                contextlib.closing(open_readonly_connection(self._location, self.bounds.timeout_s)) as other,
-                other.cursor() as killer,
-            ):
+            other = open_readonly_connection(self._location, self.bounds.timeout_s)
+            with contextlib.closing(other), other.cursor() as killer:
                 killer.execute(f"KILL QUERY {connection.thread_id()}")
 
         try:
@@ -748,11 +769,15 @@ class MysqlSession(base.DatabaseSession):
     def explain(self, error: Exception) -> tuple[str, str, str] | None:
         import pymysql
 
-        if not isinstance(error, pymysql.Error) or not error.args or not isinstance(error.args[0], int):
+        if not isinstance(error, pymysql.Error) or not error.args:
             return None
-        status, error_class = _NUMBERS.get(error.args[0], (ERROR, "runtime"))
-        message = "the server gave no answer" if status == UNAVAILABLE else str(error.args[-1])
-        return status, error_class, message
+        number = error.args[0]
+        if not isinstance(number, int):
+            return None
+        status, error_class = _NUMBERS.get(number, (ERROR, "runtime"))
+        if status == UNAVAILABLE:
+            return status, error_class, "the server gave no answer"
+        return status, error_class, str(error.args[-1])
 
     def probe(self) -> None:
         self._connection = self._connect()

@@ -436,7 +436,7 @@ def _duckdb_tree_names(tree: Any) -> StatementNames:
             functions.add(str(node["function_name"]))
     relations = frozenset(path[-1] for path in paths)
     for alias in joins:
-        rows |= {(alias, relation) for relation in relations}
+        rows.update((alias, relation) for relation in relations)
     return StatementNames(
         relations=relations,
         rows=frozenset(rows),
@@ -552,7 +552,8 @@ class _Query:
                 self._subqueries.append((self._select[side], self._common))
         for source in self._select.get("fromClause", ()):
             self._collect_source(source)
-        self.collect_names(_without(self._select, "withClause", "larg", "rarg", "fromClause"))
+        rest = _without(self._select, "withClause", "larg", "rarg", "fromClause")
+        self.collect_names(rest)
 
     def _collect_common_tables(self) -> None:
         clause = self._select.get("withClause", {})
@@ -565,7 +566,8 @@ class _Query:
             query = item["ctequery"]["SelectStmt"]
             self._subqueries.append((query, visible))
             self._common |= {item["ctename"]}
-            self.collect_names(_without(item, "ctequery", "ctename", "aliascolnames"))
+            rest = _without(item, "ctequery", "ctename", "aliascolnames")
+            self.collect_names(rest)
 
     def _collect_source(self, source: Node) -> None:
         """Note an item of FROM; a join's alias is a name for the rows of each of its sides."""
@@ -589,7 +591,7 @@ class _Query:
             elif kind == "RangeVar":
                 self._collect_relation(node, alias, names)
             else:
-                self._rows |= {(name, "") for name in names}
+                self._rows.update((name, "") for name in names)
                 self.collect_names(wrapped)
 
     def _collect_join(self, join: Node, alias: Node) -> None:
@@ -641,9 +643,9 @@ class _Query:
         elif key == "indirection" and has_star:
             self._stars.add("")
         elif key == "indirection":
-            self._uses |= {("", text) for text in texts}
+            self._uses.update(("", text) for text in texts)
         else:
-            self._uses |= {(text,) for text in texts}
+            self._uses.update((text,) for text in texts)
 
     def _visible_rows(self) -> frozenset[tuple[str, str]]:
         """Its rows and those of the queries around it, whose names its own ones hide."""
@@ -661,6 +663,7 @@ class _Query:
 
     def names(self) -> StatementNames:
         relations = frozenset(relation for _, relation in self._rows if relation)
+        outer_relations = frozenset(relation for _, relation in self._outer if relation)
         rows = self._visible_rows()
         for star in self._stars:
             starred = {relation for name, relation in rows if name == star}
@@ -672,7 +675,7 @@ class _Query:
             unnamed=False,
             catalogue=False,
             starred=frozenset(self._starred),
-            outer=frozenset(relation for _, relation in self._outer if relation),
+            outer=outer_relations,
         )
 
 
@@ -687,6 +690,5 @@ def _string_values(nodes: Iterable[Any]) -> list[str]:
 def _is_described(path: Sequence[str]) -> bool:
     """Whether a relation describes the tables of the database."""
     *schemas, name = path
-    if "information_schema" in [schema.lower() for schema in schemas]:
-        return True
-    return HIDDEN.match(name) is not None
+    is_information = any(schema.lower() == "information_schema" for schema in schemas)
+    return is_information or HIDDEN.match(name) is not None

@@ -118,7 +118,8 @@ def guard(action: int, first: str | None, second: str | None, *_: str | None) ->
 def general_code(error: Exception) -> str:
     """The name of SQLite's primary result code: SQLITE_IOERR_READ is an SQLITE_IOERR; "" if the error has none."""
     name = str(getattr(error, "sqlite_errorname", ""))
-    return "_".join(name.split("_")[:2])
+    words = name.split("_")
+    return "_".join(words[:2])
 
 
 def classify(error: Exception) -> tuple[str, str]:
@@ -208,6 +209,11 @@ def open_readonly(location: str) -> sqlite3.Connection:
     return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=0)
 
 
+def _decode_any_text(data: bytes) -> str:
+    """The text of a cell, with the replacement character for what is not UTF-8."""
+    return data.decode("utf-8", "replace")
+
+
 def executed(connection: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
     """The cursor of a statement: more semicolons behind it are no second one, as on the other engines."""
     try:
@@ -222,8 +228,17 @@ def executed(connection: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
 def mentions(sql: str, names: Iterable[str]) -> bool:
     """Whether a text has any of these folded names as a word, within quotes or without."""
     words = "|".join(map(re.escape, names))
-    text = base.fold(sql).replace("''", "'").replace('""', '"').replace("``", "`")
-    return bool(words) and re.search(rf"(?<!\w)(?:{words})(?!\w)", text) is not None
+    if not words:
+        return False
+    text = _without_doubled_quotes(base.fold(sql))
+    return re.search(rf"(?<!\w)(?:{words})(?!\w)", text) is not None
+
+
+def _without_doubled_quotes(text: str) -> str:
+    """A text in which one quote stands for each two."""
+    for quote_sign in "'\"`":
+        text = text.replace(quote_sign * 2, quote_sign)
+    return text
 
 
 def reads_unasked(sql: str, hidden: base.Hidden) -> bool:
@@ -240,7 +255,9 @@ def reads_unasked(sql: str, hidden: base.Hidden) -> bool:
         if mentions(sql, [table]):
             columns |= names
     for join in joins:
-        using = _USING.match(sql, join.end()) if join[0].lower() == "using" else None
+        if join[0].lower() != "using":
+            return True
+        using = _USING.match(sql, join.end())
         if using is None or mentions(using[1], columns):
             return True
     return False
@@ -284,8 +301,7 @@ def _column_definitions(table_sql: str) -> dict[str, str]:
             definition = sql[start : match.start()]
             name = _FIRST_NAME.match(definition)
             if name is not None:
-                bare = (name["quoted"] or "")[1:-1] or name["bracketed"] or name["word"] or ""
-                key = base.fold(bare.replace('""', '"').replace("''", "'").replace("``", "`"))
+                key = _folded_name(name)
                 definitions[key] = f"{definitions.get(key, '')} {definition}"
             start = match.end()
         if sign == "(":
@@ -297,6 +313,14 @@ def _column_definitions(table_sql: str) -> dict[str, str]:
             if depth == 0:
                 break
     return definitions
+
+
+def _folded_name(match: re.Match[str]) -> str:
+    """The name that `_FIRST_NAME` found, without its quotes, folded."""
+    name = match["bracketed"] or match["word"] or ""
+    if match["quoted"]:
+        name = match["quoted"][1:-1]
+    return base.fold(_without_doubled_quotes(name))
 
 
 @dialect("sqlite")
@@ -327,7 +351,9 @@ class Sqlite(Dialect):
                 raise ViewLimitExceeded
             database = Database("", "sqlite", location)
             (result,) = sandbox.execute_many([(database, sql)], SAMPLED_ROWS)
-            work_left = -1 if result.status.value == TIMEOUT else work_left - result.work
+            work_left -= result.work
+            if result.status.value == TIMEOUT:
+                work_left = -1
             if work_left < 0 or not result.ok:
                 raise ViewLimitExceeded
             return result.rows
@@ -336,7 +362,7 @@ class Sqlite(Dialect):
             contextlib.closing(open_readonly(location)) as connection,
             SqlEngine(Limits(timeout_s=view_seconds)) as sandbox,
         ):
-            connection.text_factory = lambda data: data.decode("utf-8", "replace")
+            connection.text_factory = _decode_any_text
             yield Catalog(lambda sql: connection.execute(sql).fetchall(), view)
 
 
@@ -374,14 +400,21 @@ class SqliteSession(base.DatabaseSession):
             reason = "database_missing" if isinstance(error, FileNotFoundError) else "database_unreadable"
             raise base.OpenFailure(reason, f"the database cannot be opened: {error.strerror}") from None
         except sqlite3.Error as error:
-            message = str(error).replace(self._location, "the database")
-            raise base.OpenFailure(classify(error)[1], f"the database cannot be opened: {message}") from None
+            _, error_class = classify(error)
+            message = self._without_location(error)
+            raise base.OpenFailure(error_class, f"the database cannot be opened: {message}") from None
         return connection
+
+    def _without_location(self, error: Exception) -> str:
+        """The message of an error, which may name the file."""
+        return str(error).replace(self._location, "the database")
 
     def _confine(self, connection: sqlite3.Connection) -> None:
         bounds = self.bounds
-        connection.execute(f"PRAGMA busy_timeout={int(bounds.timeout_s * 900)}")  # ms; before the hard timer
-        connection.execute(f"PRAGMA cache_size=-{max(2000, bounds.memory_mb * 4)}")  # KiB; sorts fit in it if they can
+        busy_ms = int(bounds.timeout_s * 900)  # before the hard timer
+        cache_kib = max(2000, bounds.memory_mb * 4)  # sorts fit in it if they can
+        connection.execute(f"PRAGMA busy_timeout={busy_ms}")
+        connection.execute(f"PRAGMA cache_size=-{cache_kib}")
         connection.execute("PRAGMA trusted_schema=0")
         # The first use of a virtual table makes a table, which the authorizer will not allow later.
         query = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE VIRTUAL TABLE%'"
@@ -389,7 +422,8 @@ class SqliteSession(base.DatabaseSession):
         pragma_tables = [f"pragma_{pragma}" for pragma in sorted(PRAGMAS)]
         for name in (*pragma_tables, "json_each", "json_tree", *names):
             with contextlib.suppress(sqlite3.Error):  # a module that this SQLite lacks; a query for it will say so
-                connection.execute(f"SELECT * FROM {base.quoted(name)} LIMIT 0").close()
+                cursor = connection.execute(f"SELECT * FROM {base.quoted(name)} LIMIT 0")
+                cursor.close()
 
         def is_late() -> bool:
             self.work += TICK_WORK
@@ -425,7 +459,8 @@ class SqliteSession(base.DatabaseSession):
         closure = hidden.extended(computed=computed)
         view_names = frozenset(map(base.fold, names["view"]))
         while True:
-            self._guard = self._hiding_guard(closure, closure.tables & view_names)
+            hidden_views = closure.tables & view_names
+            self._guard = self._hiding_guard(closure, hidden_views)
             connection.set_authorizer(self._guard)
             more_hidden: list[str] = []
             for view in names["view"]:
@@ -454,7 +489,8 @@ class SqliteSession(base.DatabaseSession):
     def _may_read(self, view: str) -> bool:
         """Whether the authorizer lets a statement read a view; the view is compiled and not run."""
         try:
-            self._connection.execute(f"EXPLAIN SELECT * FROM {base.quoted(view)}").close()
+            cursor = self._connection.execute(f"EXPLAIN SELECT * FROM {base.quoted(view)}")
+            cursor.close()
         except sqlite3.Error:
             return False
         return True
@@ -500,23 +536,16 @@ class SqliteSession(base.DatabaseSession):
         try:
             while True:
                 try:
-                    cursor = executed(self._connection, sql)
-                    try:
-                        if cursor.description is None:
-                            return base.failure(ERROR, "empty", "there is no query to run")
-                        if self.hidden is not None and tuple([item[0] for item in cursor.description]) in _PLANS:
-                            return base.failure(REFUSED, "hidden", base.HIDDEN_REFUSAL)
-                        return self.result(cursor, max_rows)
-                    finally:
-                        cursor.close()
+                    return self._run_query(sql, max_rows)
                 except sqlite3.Error as error:
+                    code = general_code(error)
                     # Only the decoding of a cell fails without a code of SQLite's.
-                    is_text = not general_code(error) and isinstance(error, sqlite3.OperationalError)
+                    is_text = not code and isinstance(error, sqlite3.OperationalError)
                     if is_text and not is_decoded:
                         # Only now: a factory in Python costs 150 ns a cell, the built-in one next to nothing.
-                        self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
+                        self._connection.text_factory = _decode_any_text
                         is_decoded = True
-                    elif not is_in_memory and general_code(error) in ("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN"):
+                    elif not is_in_memory and code in ("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN"):
                         # A sort or a distinct outgrew its cache, and this process may write no file. Only now: in
                         # memory all sorts are slower, Spider's bike_1 by 11 %.
                         self._sort_in("MEMORY")
@@ -527,6 +556,19 @@ class SqliteSession(base.DatabaseSession):
             if is_decoded or is_in_memory:  # the next statement meets what this one met, whatever ran before it
                 self._connection.text_factory = str
                 self._sort_in("DEFAULT")
+
+    def _run_query(self, sql: str, max_rows: int) -> base.RawResult:
+        cursor = executed(self._connection, sql)
+        try:
+            if cursor.description is None:
+                return base.failure(ERROR, "empty", "there is no query to run")
+            if self.hidden is not None:
+                columns = tuple([item[0] for item in cursor.description])
+                if columns in _PLANS:
+                    return base.failure(REFUSED, "hidden", base.HIDDEN_REFUSAL)
+            return self.result(cursor, max_rows)
+        finally:
+            cursor.close()
 
     def _sort_in(self, store: str) -> None:
         """Change where our own connection sorts; the authorizer would not let a query do it."""
@@ -553,11 +595,13 @@ class SqliteSession(base.DatabaseSession):
                 explanation = f"EXPLAIN {explanation}"
             self._connection.set_authorizer(watch)
             with contextlib.suppress(sqlite3.Error, sqlite3.Warning):
-                self._connection.execute(explanation).close()
+                cursor = self._connection.execute(explanation)
+                cursor.close()
             self._connection.set_authorizer(self._guard)
             if DENY in answers:
-                status, error_class = REFUSED, "not_authorized"
-        return status, error_class, str(error).replace(self._location, "the database")
+                status = REFUSED
+                error_class = "not_authorized"
+        return status, error_class, self._without_location(error)
 
     def probe(self) -> None:
         with contextlib.closing(open_readonly(self._location)) as connection:
@@ -652,10 +696,12 @@ def database_digest(connection: sqlite3.Connection) -> str:
 def _index_properties(connection: sqlite3.Connection, table: str, index: str) -> tuple[list[int], list[str]]:
     """Whether an index is unique, and its columns, as SQLite lists them."""
     uniqueness: list[int] = []
-    for _, name, is_unique, *_ in connection.execute(f"PRAGMA index_list({base.quoted(table)})"):
+    indices_of_table = connection.execute(f"PRAGMA index_list({base.quoted(table)})")
+    for _, name, is_unique, *_ in indices_of_table:
         if name == index:
             uniqueness.append(is_unique)
-    columns = [column for _, _, column in connection.execute(f"PRAGMA index_info({base.quoted(index)})")]
+    rows = connection.execute(f"PRAGMA index_info({base.quoted(index)})")
+    columns = [column for _, _, column in rows]
     return uniqueness, columns
 
 
@@ -712,8 +758,11 @@ class StatefulSession(SqliteSession):
         self._guard = copy_guard
         self._source.set_authorizer(None)  # no statement of anybody else runs on it
         setup = Path(location + SETUP_SUFFIX)
+        self._setup: list[str] = []
         try:
-            self._setup = statement_texts(setup.read_text(encoding="utf-8")) if setup.is_file() else []
+            if setup.is_file():
+                script = setup.read_text(encoding="utf-8")
+                self._setup = statement_texts(script)
         except (OSError, ValueError):
             raise base.OpenFailure("setup_failed", "the script that prepares the database cannot be read") from None
 
@@ -735,7 +784,8 @@ class StatefulSession(SqliteSession):
         self._confine(self._connection)
         try:
             for statement in self._setup:
-                self._connection.execute(statement).close()
+                cursor = self._connection.execute(statement)
+                cursor.close()
             self._connection.commit()
         except sqlite3.Error as error:
             raise base.OpenFailure("setup_failed", f"the database cannot be prepared: {error}") from None
@@ -757,7 +807,9 @@ class StatefulSession(SqliteSession):
         as_set = texts_digest(sorted(set(texts)))
         in_order = texts_digest(texts)
         is_changed = self._changes() != before
-        state = database_digest(self._connection) if is_changed else ""
+        state = ""
+        if is_changed:
+            state = database_digest(self._connection)
         is_query = raw.columns != CHANGED
         row = (int(is_query), len(texts), as_set, in_order, int(is_ordered), int(is_changed), state)
         return base.RawResult(OK, OUTCOME_COLUMNS, [row])
@@ -775,20 +827,22 @@ class StatefulSession(SqliteSession):
                 raise base.OpenFailure("database_too_large", reason)
             copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, cached_statements=0)
             source.backup(copy)
-            copy.execute(f"PRAGMA max_page_count={self._max_bytes // page_bytes}")
+            max_pages = self._max_bytes // page_bytes
+            copy.execute(f"PRAGMA max_page_count={max_pages}")
             copy.execute("PRAGMA temp_store=MEMORY")
         except sqlite3.Error as error:
-            message = str(error).replace(self._location, "the database")
-            raise base.OpenFailure(classify(error)[1], f"the database cannot be copied: {message}") from None
+            _, error_class = classify(error)
+            message = self._without_location(error)
+            raise base.OpenFailure(error_class, f"the database cannot be copied: {message}") from None
         finally:
             source.rollback()
-        copy.text_factory = lambda data: data.decode("utf-8", "replace")
+        copy.text_factory = _decode_any_text
         return copy
 
     def _changes(self) -> tuple[list[tuple[str, ...]], int]:
         """The objects of the copy and the number of rows changed so far."""
-        objects = self._connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY 1, 2").fetchall()
-        return objects, self._connection.total_changes
+        cursor = self._connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY 1, 2")
+        return cursor.fetchall(), self._connection.total_changes
 
     def _turn(self, script: str, max_rows: int) -> base.RawResult:
         raw = base.failure(ERROR, "empty", "there is no statement to run")

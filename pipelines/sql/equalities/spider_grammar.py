@@ -96,7 +96,8 @@ class ParsedQuery(NamedTuple):
 def parse_query(sql: str, columns: Columns | None = None) -> ParsedQuery | None:
     """The query as the official parser sees it; None if it would fail on it."""
     try:
-        return _Reader(tokenize(sql), columns).query()
+        reader = _Reader(tokenize(sql), columns)
+        return reader.query()
     except (UnreadableQuery, IndexError, ValueError, RecursionError):
         return None
 
@@ -113,8 +114,11 @@ def tokenize(sql: str) -> list[str]:
     for token in _TOKEN.findall(text.lower()):
         if token == "=" and tokens and tokens[-1] in ("!", ">", "<"):
             tokens[-1] += "="
+        elif token[0] == "\x00":
+            number = int(token[1:-1])
+            tokens.append(values[number])
         else:
-            tokens.append(values[int(token[1:-1])] if token[0] == "\x00" else token)
+            tokens.append(token)
     return tokens
 
 
@@ -181,8 +185,10 @@ class _Reader:
                 tables.append(self._table())
             units += 1
             if self._skip("on"):
+                joined_by = "and" if on else ""
                 first, *others = self._conditions(tables)
-                on += [first._replace(joined_by="and" if on else ""), *others]
+                on.append(first._replace(joined_by=joined_by))
+                on += others
             if in_brackets:
                 self._expect(")")
             if self._peek() in ENDS:
@@ -205,7 +211,8 @@ class _Reader:
         select: list[tuple[str, Value]] = []
         while self._peek() != "" and self._peek() not in CLAUSES:
             aggregate = self._take() if self._peek() in AGGREGATES else "none"
-            select.append((aggregate, self._value_unit(tables)))
+            value = self._value_unit(tables)
+            select.append((aggregate, value))
             self._skip(",")
         return select
 
@@ -213,7 +220,8 @@ class _Reader:
         self._expect("by")
         group: list[ColumnUnit] = []
         while not self._ends():
-            group.append(self._column_unit(tables))
+            column = self._column_unit(tables)
+            group.append(column)
             if not self._skip(","):
                 break
         return group
@@ -222,7 +230,8 @@ class _Reader:
         self._expect("by")
         order: list[Value] = []
         while not self._ends():
-            order.append(self._value_unit(tables))
+            value = self._value_unit(tables)
+            order.append(value)
             if self._peek() in ("asc", "desc"):
                 self._at += 1
             if not self._skip(","):
@@ -242,7 +251,8 @@ class _Reader:
             if operator == "between":
                 self._expect("and")
                 nested += self._value(tables)
-            conditions.append(ConditionUnit(joined_by, negated, operator, nested))
+            condition = ConditionUnit(joined_by, negated, operator, nested)
+            conditions.append(condition)
             if self._peek() in ENDS or self._peek() in JOINS:
                 break
             joined_by = self._take() if self._peek() in ("and", "or") else ""
@@ -374,7 +384,8 @@ class DatabaseNames:
             with contextlib.suppress(DataError):  # the worker reports it; here there is just nothing to name
                 for table in introspect(database).tables:
                     columns[table.name.lower()] = [column.name.lower() for column in table.columns]
-            self._names[database] = ParserNames(columns, self._keys_of_database(database.id))
+            keys = self._keys_of_database(database.id)
+            self._names[database] = ParserNames(columns, keys)
         return self._names[database]
 
     def _keys_of_database(self, id: str) -> Mapping[str, str] | None:
@@ -405,7 +416,9 @@ def _key_names(entry: Mapping[str, Any]) -> dict[str, str]:
             groups.append({left, right})
     names: dict[str, str] = {}
     for group in groups:
-        names |= {columns[index]: columns[min(group)] for index in sorted(group)}
+        first = columns[min(group)]
+        for index in sorted(group):
+            names[columns[index]] = first
     return names
 
 
@@ -423,12 +436,12 @@ def _select_units(query: ParsedQuery | None, keys: Mapping[str, str] | None) -> 
     units: list[Unit] = []
     # The aggregate that an item starts with is no part of its name: the values of "max(a)" and "min(a)" differ.
     for _, value in query.select:
-        sides: list[Unit] = [_column_name(value.left, query.tables, keys)]
+        left = _column_name(value.left, query.tables, keys)
         if value.right is None:
-            units.append(sides[0])
+            units.append(left)
         else:
-            sides.append(_column_name(value.right, query.tables, keys))
-            units.append((value.operator, *sides))
+            right = _column_name(value.right, query.tables, keys)
+            units.append((value.operator, left, right))
     return tuple(units)
 
 

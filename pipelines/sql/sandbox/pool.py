@@ -90,7 +90,11 @@ def check_reply(job: Sequence[Any], reply: Any) -> None:
     """Raise MalformedReply if a reply has not the shape that its job requires: a worker has run hostile SQL, and one
     with such a reply counts as lost. Cells are not checked: whatever shows them accepts any.
     """
-    is_good = _is_verdict(reply, job[4]) if job[0] == "verdict" else _is_result(reply)
+    if job[0] == "verdict":
+        _, _, _, _, equalities, *_ = job
+        is_good = _is_verdict(reply, equalities)
+    else:
+        is_good = _is_result(reply)
     if not is_good:
         raise MalformedReply
 
@@ -206,13 +210,15 @@ class Worker:
                 task.work = functools.partial(self.page.work_of, number)
         self.held.extend(enumerate(tasks, first))
         self.batches.append(self._next - 1)
-        self.unsent += pack_frame((first, [task.job for task in tasks]))
+        jobs = [task.job for task in tasks]
+        self.unsent += pack_frame((first, jobs))
         self.write()
 
     def write(self) -> None:
         while self.unsent:
             try:
-                del self.unsent[: os.write(self.into, self.unsent)]
+                n_sent = os.write(self.into, self.unsent)
+                del self.unsent[:n_sent]
             except BlockingIOError:
                 return
             except BrokenPipeError:
@@ -232,10 +238,11 @@ class Worker:
                 (size,) = HEADER.unpack_from(self._received)
                 if size > MAX_FRAME:
                     return False
-                if len(self._received) < HEADER.size + size:
+                end = HEADER.size + size
+                if len(self._received) < end:
                     break
-                body = bytes(memoryview(self._received)[HEADER.size : HEADER.size + size])
-                del self._received[: HEADER.size + size]
+                body = bytes(memoryview(self._received)[HEADER.size : end])
+                del self._received[:end]
                 self.answered_at = time.monotonic()
                 self._has_answered = True
                 try:
@@ -396,7 +403,8 @@ class Pool:
         if len(self._homes) == 1:
             return self._homes[0]
         location = task.job[1][0]
-        return self._homes[zlib.crc32(location.encode()) % len(self._homes)]
+        number = zlib.crc32(location.encode()) % len(self._homes)
+        return self._homes[number]
 
     def _dispatch(self, now: float) -> None:
         for slot in range(len(self._homes)):
@@ -434,14 +442,16 @@ class Pool:
                     worker = Worker(self._engine, self._bounds, self._hidden)
                 except OSError:  # no more processes or descriptors: the jobs fail, and the caller's code goes on
                     while source:
-                        source.popleft().finish(WorkerDeath(False, 0))
+                        task = source.popleft()
+                        task.finish(WorkerDeath(False, 0))
                     return
                 self._workers[slot] = worker
                 self._selector.register(worker.out, selectors.EVENT_READ, (self, slot))
             # Half of its share of what waits, so that no worker is left with a long queue at the end.
             share = -(-waiting // (2 * len(self._homes)))
             n_jobs = min(len(source), BATCH, max(4, share))
-            worker.send([source.popleft() for _ in range(n_jobs)])
+            batch = [source.popleft() for _ in range(n_jobs)]
+            worker.send(batch)
             self._watch(worker)
 
     def _watch(self, worker: Worker) -> None:
