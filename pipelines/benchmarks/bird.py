@@ -54,7 +54,7 @@ def bird_files(source: Source) -> Iterator[Path]:
 def read_bird(source: Source, seed: int, root: Path) -> Loaded:
     """The questions of a split; `meta` keeps BIRD's own difficulty and question id."""
     layout, home = _layout(source)
-    is_described = BirdOptions.model_validate(source.options).descriptions
+    options = BirdOptions.model_validate(source.options)
     descriptions = functools.cache(describe_columns)
 
     def finish(example: Example, row: Any) -> Example:
@@ -63,12 +63,12 @@ def read_bird(source: Source, seed: int, root: Path) -> Loaded:
             value = row.get(name)
             if isinstance(value, str | int):
                 meta[name] = value
-        evidence = [text_field(row, "evidence", required=False)]
-        if is_described:
-            evidence.append(descriptions(home / example.database.id))
-        text = "\n".join(filter(None, evidence))
+        paragraphs = [text_field(row, "evidence", required=False)]
+        if options.descriptions:
+            paragraphs.append(descriptions(home / example.database.id))
+        evidence = "\n".join(filter(None, paragraphs))
         meta |= example.meta
-        return dataclasses.replace(example, evidence=text, meta=meta)
+        return dataclasses.replace(example, evidence=evidence, meta=meta)
 
     return layout.read(source, root, finish)
 
@@ -122,7 +122,8 @@ def describe_columns(folder: Path) -> str:
         log.warning("no CSV file in %s: no column of this database is described", folder / DESCRIPTIONS)
     for path in paths:
         table = path.stem.strip()
-        lines += [f"{table}.{column}: {meaning}" for column, meaning in columns_described(path)]
+        for column, meaning in columns_described(path):
+            lines.append(f"{table}.{column}: {meaning}")
     return "\n".join(lines)
 
 

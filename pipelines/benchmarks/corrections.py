@@ -73,9 +73,11 @@ def _read_entries(path: Path) -> Entries:
         name = names[0]
         if name in entries:
             raise DataError(f"{where}: a second correction of {name}", HINT)
+        texts = {}
         try:
-            fields = [field for field in TEXTS if row.get(field) is not None]
-            texts = {field: text_field(row, field, required=False) for field in fields}
+            for field in TEXTS:
+                if row.get(field) is not None:
+                    texts[field] = text_field(row, field, required=False)
             sql, more = gold_queries(row, *SQL)
         except BadRow as bad:
             raise DataError(f"{where}: {bad.detail}", HINT) from None
@@ -96,7 +98,8 @@ def names_of(example: Example) -> list[str]:
     """The names by which an entry may mean an example; the first is by its id."""
     names = [f"id {example.id}"]
     if "question_id" in example.meta:
-        names.append(f"question_id {example.meta['question_id']}")
+        question_id = example.meta["question_id"]
+        names.append(f"question_id {question_id}")
     return names
 
 

@@ -90,7 +90,8 @@ class Health:
 def download_source(name: str, path: Path) -> tuple[Source, dict[str, Any]]:
     """A benchmark's source with its path, and the configuration that lays it over a recipe."""
     if name not in BENCHMARKS:
-        raise DataError(f"there is no benchmark {name!r}", f"There are: {', '.join(BENCHMARKS)}.")
+        known = ", ".join(BENCHMARKS)
+        raise DataError(f"there is no benchmark {name!r}", f"There are: {known}.")
     tree = read_yaml(CONF / "data" / f"{name}.yaml")
     pools: list[dict[str, Any]] = []
     for value in tree["data"].values():
@@ -122,11 +123,12 @@ def examine_download(name: str, source: Source, root: Path, sql: SqlEngine) -> H
         rows = [row for row in rejected if row.reason == reason]
         for row in rows[:SHOWN]:
             shown.append(f"{row.row}: {row.reason}: {row.detail}")
+    databases = {example.database.id for example in good}
     return Health(
         rows=total,
         checked=len(loaded.examples) + len(loaded.quarantine),
         usable=len(good),
-        databases=len({example.database.id for example in good}),
+        databases=len(databases),
         bad=dict(bad.most_common()),
         shown=tuple(shown),
         questions_sha256=_questions_sha256(loaded.examples),
@@ -139,9 +141,8 @@ def _read_download(source: Source, root: Path) -> tuple[base.Questions, int]:
     if source.kind == "synsql":
         sample_source = source.model_copy(update={"count": SAMPLE})
         sample = base.read(sample_source, 0, root)
-        n_rows = 0
-        for _ in synsql.stream(Path(str(source.path)) / "data.json"):
-            n_rows += 1
+        file = Path(str(source.path)) / "data.json"
+        n_rows = sum(1 for _ in synsql.stream(file))
         return sample, n_rows
     whole_source = source.model_copy(update={"count": None})
     loaded = base.read(whole_source, 0, root)

@@ -48,7 +48,8 @@ def _layout(source: Source) -> base.Layout:
         stem = path.stem
         if path.parent != folder:
             stem = f"{path.parent.name}_{path.stem}"
-        files.append(base.QuestionFile(path, title, stem))
+        file = base.QuestionFile(path, title, stem)
+        files.append(file)
 
     def on_server(id: str) -> Database:
         base.check_address(str(address))

@@ -77,12 +77,13 @@ def read_synsql(source: Source, seed: int, root: Path) -> Loaded:
             value = row.get(field)
             if isinstance(value, str):
                 meta[name] = value
+        evidence = text_field(row, "external_knowledge", required=False)
         return Example(
             id=f"synsql_{number}",
             question=question,
             database=database,
             gold_sql=sql,
-            evidence=text_field(row, "external_knowledge", required=False),
+            evidence=evidence,
             source="synsql",
             meta=meta,
         )
@@ -155,10 +156,13 @@ class _SmallestDigests:
         """Keep a row if its digest is among the smallest."""
         name = f"{self.seed}/{number}"
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-        entry = (-int.from_bytes(digest, "big"), number, row)
+        rank = -int.from_bytes(digest, "big")
+        entry = (rank, number, row)
         if len(self._heap) < self.count:
             heapq.heappush(self._heap, entry)
-        elif entry[0] > self._heap[0][0]:
+            return
+        lowest_rank, _, _ = self._heap[0]
+        if rank > lowest_rank:
             heapq.heapreplace(self._heap, entry)
 
     def rows(self) -> list[NumberedRow]:

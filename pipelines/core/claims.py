@@ -29,7 +29,8 @@ def claimed(store: Store, names: Iterable[StageName], about: Mapping[str, Any]) 
     host = platform.node()
     pid = os.getpid()
     claim = {**about, "host": host, "pid": pid, "since": time.time(), "stages": list(names)}
-    with locked_file(folder / f"{host}-{pid}-{time.monotonic_ns()}.json", claim):
+    path = folder / f"{host}-{pid}-{time.monotonic_ns()}.json"
+    with locked_file(path, claim):
         yield
 
 

@@ -41,8 +41,9 @@ def lock(path: Path, waiting: Callable[[], None] = lambda: None) -> IO[str]:
 
 def try_lock(file: IO[Any], shared: bool = False) -> bool:
     """Lock an open file without waiting; False if another process holds it. Shared locks exclude writers alone."""
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -89,7 +90,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON with sorted keys: the same value gives the same bytes."""
-    write_atomic(path, json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1) + "\n")
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1)
+    write_atomic(path, f"{text}\n")
 
 
 def read_json(path: Path) -> Any:
@@ -97,7 +99,8 @@ def read_json(path: Path) -> Any:
     if not path.is_file():
         return {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text)
     except (ValueError, RecursionError):
         hint = "See which files of a store are damaged: sqltrain store verify"
         raise DataError(f"{path} is damaged: it is not JSON", hint) from None
@@ -106,7 +109,8 @@ def read_json(path: Path) -> Any:
 def write_lines(path: Path, rows: Iterable[Any]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, sort_keys=True) + "\n")
+            line = json.dumps(row, ensure_ascii=False, sort_keys=True)
+            file.write(f"{line}\n")
 
 
 def read_lines(path: Path, hint: str = "", torn: bool = False) -> Iterator[tuple[int, Any]]:
@@ -151,7 +155,8 @@ def append_durably(path: Path, line: str) -> None:
         rest = line.encode() + b"\n"
         try:
             while rest:
-                rest = rest[file.write(rest) :]
+                n_written = file.write(rest)
+                rest = rest[n_written:]
             os.fsync(file.fileno())
         except OSError:
             file.truncate(size)
@@ -194,9 +199,8 @@ def require_room(path: Path, megabytes: int) -> None:
     """Fail before work starts if the disk under `path` has less free room."""
     free = shutil.disk_usage(path).free // 2**20
     if free < megabytes:
-        raise ResourceError(
-            f"only {free} MiB free under {path}; {megabytes} MiB are needed", "Free some, or pass --store DIR."
-        )
+        need = f"only {free} MiB free under {path}; {megabytes} MiB are needed"
+        raise ResourceError(need, "Free some, or pass --store DIR.")
 
 
 @contextlib.contextmanager

@@ -47,7 +47,8 @@ def parent_bound_prefix(whole_session: bool = False) -> list[str]:
         whole_session: the command gets a session of its own, which is killed with it: the engine of a vLLM server is a
             process that outlives a killed server. Else the death signal is set before the exec, which it outlives.
     """
-    return [sys.executable, "-m", __name__, str(os.getpid()), "session" if whole_session else "exec"]
+    mode = "session" if whole_session else "exec"
+    return [sys.executable, "-m", __name__, str(os.getpid()), mode]
 
 
 @contextmanager
@@ -75,7 +76,8 @@ def on_sigterm(act: Callable[[], None], once: bool = False) -> Iterator[None]:
 def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+        _, port = probe.getsockname()
+        return int(port)
 
 
 if __name__ == "__main__":

@@ -70,19 +70,12 @@ class Store:
             whole: compare the bytes with their digests, of each file once in a process unless its time changes (some
                 0.4 to 2 GB a second); else only their sizes, which reads each file's entry.
         """
+        folder = self.folder(stage, key)
         damaged = []
         try:
-            for name, claim in self.manifest(stage, key)["files"].items():
-                path = self.folder(stage, key) / name
-                try:
-                    is_sound = path.lstat().st_size == claim["bytes"]
-                    if is_sound and whole:
-                        is_sound = cached_digest(path) == claim["sha256"]
-                except (FileNotFoundError, NotADirectoryError):
-                    is_sound = False
-                except OSError as error:  # it may well be sound: to call it damaged would have it made again
-                    raise ResourceError(f"cannot read {path}: {error.strerror}", READABLE) from None
-                if not is_sound:
+            claims = self.manifest(stage, key)["files"]
+            for name, claim in claims.items():
+                if not _is_sound(folder / name, claim, whole):
                     damaged.append(name)
         except (DataError, KeyError, TypeError, AttributeError):
             return [MANIFEST]
@@ -106,8 +99,13 @@ class Store:
                 return
             damaged = self.damage(stage, key, whole)
             if damaged:
-                aside = self.folder(stage, key).rename(unused_path(self.root / stage / f"{DAMAGED}{key}"))
+                folder = self.folder(stage, key)
+                aside = folder.rename(self._unused_damaged_path(stage, key))
                 say(f"{stage}/{key} is damaged ({damaged[0]}): set aside as {aside.name}")
+
+    def _unused_damaged_path(self, stage: str, key: str) -> Path:
+        """A path for what stands in a stage's place and is no finished stage."""
+        return unused_path(self.root / stage / f"{DAMAGED}{key}")
 
     def manifest(self, stage: str, key: str) -> dict[str, Any]:
         """A finished stage's manifest: its inputs, settings and origin, and the digests of its files."""
@@ -150,8 +148,9 @@ class Store:
             if work is not None:
                 build(work)
                 _share_files(work)
-                files = {str(path.relative_to(work)): _claim(path) for path in _content(work)}
-                write_json(work / MANIFEST, {"stage": stage, "key": key, **about, "files": files})
+                claims = {str(path.relative_to(work)): _claim(path) for path in _content(work)}
+                manifest = {"stage": stage, "key": key, **about, "files": claims}
+                write_json(work / MANIFEST, manifest)
         return self.folder(stage, key)
 
     @contextlib.contextmanager
@@ -174,7 +173,7 @@ class Store:
                 work.mkdir(exist_ok=True)  # the run that we waited for may have renamed it away
                 # An interrupted `rm -r` or a half copied store leaves a folder without a manifest in its place.
                 if os.path.lexists(final) and not (final / MANIFEST).is_file():
-                    final.rename(unused_path(self.root / stage / f"{DAMAGED}{key}"))
+                    final.rename(self._unused_damaged_path(stage, key))
                 yield work
                 try:
                     work.rename(final)
@@ -183,6 +182,18 @@ class Store:
                         raise
                     shutil.rmtree(work, ignore_errors=True)
                 shutil.rmtree(final / SHARDS, ignore_errors=True)
+
+
+def _is_sound(path: Path, claim: Mapping[str, Any], whole: bool) -> bool:
+    """Whether a file has the size that its manifest claims, and, compared as a whole, the digest."""
+    try:
+        if path.lstat().st_size != claim["bytes"]:
+            return False
+        return not whole or cached_digest(path) == claim["sha256"]
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:  # it may well be sound: to call it damaged would have it made again
+        raise ResourceError(f"cannot read {path}: {error.strerror}", READABLE) from None
 
 
 def _share_files(work: Path) -> None:
@@ -207,8 +218,9 @@ def _content(work: Path) -> Iterator[Path]:
 
 
 def _claim(path: Path) -> dict[str, Any]:
-    """What a manifest says of a file."""
-    return {"bytes": path.stat().st_size, "sha256": cached_digest(path)}
+    """The size and the digest of a file, for its manifest."""
+    size = path.stat().st_size
+    return {"bytes": size, "sha256": cached_digest(path)}
 
 
 _KNOWN: dict[tuple[int, int, int, int], str] = {}  # digests made in this process, by the state of their file

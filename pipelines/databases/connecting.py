@@ -29,7 +29,8 @@ def write_example(say: Say) -> str:
     """Write the example's database and questions into the working folder; files that are there stay."""
     shipped = CONF / "example"
     if not EXAMPLE_QUESTIONS.exists():
-        write_atomic(EXAMPLE_QUESTIONS, (shipped / "questions.csv").read_text(encoding="utf-8"))
+        questions = (shipped / "questions.csv").read_text(encoding="utf-8")
+        write_atomic(EXAMPLE_QUESTIONS, questions)
     if not EXAMPLE_DATABASE.exists():
         script = (shipped / "shop.sql").read_text(encoding="utf-8")
         with replacing(EXAMPLE_DATABASE) as new_file, contextlib.closing(sqlite3.connect(new_file)) as shop:
@@ -61,13 +62,15 @@ class ConnectedDatabase:
         """The likely problems by their kind."""
         by_kind: dict[str, list[DatabaseFinding]] = {}
         for finding in self.findings:
-            by_kind.setdefault(finding.kind, []).append(finding)
+            findings_of_kind = by_kind.setdefault(finding.kind, [])
+            findings_of_kind.append(finding)
         return by_kind
 
     def size_line(self) -> str:
         """The number of tables, columns and rows."""
         tables = self.fresh.tables.values()
-        rows = f"{sum(table.rows or 0 for table in tables):,}"
+        n_rows = sum(table.rows or 0 for table in tables)
+        rows = f"{n_rows:,}"
         if any(table.rows is None for table in tables):
             rows = f"at least {rows}"
         counts = f"{len(tables):,} tables, {self.n_columns:,} columns, {rows} rows"
@@ -98,8 +101,12 @@ class DatabaseConnection:
 
         The password of an address is not written; the card names a variable for it.
         """
-        has_password = self._is_address and named.split_password(self.database)[1] is not None
-        variable = f"{self.name.upper().replace('-', '_')}_PASSWORD" if has_password else None
+        variable = None
+        if self._is_address:
+            _, password = named.split_password(self.database)
+            if password is not None:
+                prefix = self.name.upper().replace("-", "_")
+                variable = f"{prefix}_PASSWORD"
         return catalogue.read_catalogue(self.openable, variable, self.schemas)
 
     def write_card(
@@ -177,11 +184,13 @@ def _readable_schemas(
     readable = [schema for schema, tables in tables_by_schema.items() if tables is not None]
     absent = [schema for schema in schemas if schema not in readable]
     if absent:
-        hint = f"There are: {', '.join(tables_by_schema)}. An administrator grants a role the USAGE of another."
+        known = ", ".join(tables_by_schema)
+        hint = f"There are: {known}. An administrator grants a role the USAGE of another."
         raise DataError(f"this role finds no schema {', '.join(absent)}", hint)
     unread = [schema for schema in tables_by_schema if schema not in readable]
     if dialect.is_server and unread:
-        say(f"note: these schemas are not read: {', '.join(unread)}; --schema names those to read")
+        names = ", ".join(unread)
+        say(f"note: these schemas are not read: {names}; --schema names those to read")
     return readable
 
 
@@ -191,7 +200,8 @@ def _check_role(
     """Warn of a role that may write, and refuse it unless it is allowed."""
     if not role.writes:
         return
-    say(f"warning: the role of this connection may do more than read: {'; '.join(role.writes)}")
+    rights = "; ".join(role.writes)
+    say(f"warning: the role of this connection may do more than read: {rights}")
     if role.revocations:
         say("PUBLIC has rights that every role has, too; an administrator takes them away with:")
         for statement in role.revocations:
@@ -217,4 +227,5 @@ def _tell_lost_words(lost: Sequence[str], say: Say) -> None:
 
 def _dbt_line(taken: Counter[str]) -> str:
     kinds = [*DBT_KINDS, *(kind for kind in taken if kind not in DBT_KINDS)]
-    return f"dbt: {', '.join(f'{taken[kind]} {kind}' for kind in kinds)}"
+    counts = ", ".join(f"{taken[kind]} {kind}" for kind in kinds)
+    return f"dbt: {counts}"

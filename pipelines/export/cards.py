@@ -79,8 +79,10 @@ def lineage_of(folder: Path) -> Lineage:
     folders = {kind: store.folder(kind, stage_key) for kind, stage_key in keys.items()}
     evaluations, unread = _evaluations_of(store, stage, key)
     demonstrations = ""
-    if "filter" in folders and (folders["filter"] / QUESTIONS_CARD).is_file():
-        demonstrations = (folders["filter"] / QUESTIONS_CARD).read_text(encoding="utf-8")
+    if "filter" in folders:
+        questions_card = folders["filter"] / QUESTIONS_CARD
+        if questions_card.is_file():
+            demonstrations = questions_card.read_text(encoding="utf-8")
     return Lineage(
         folder=folder,
         adapter=adapter,
@@ -117,8 +119,11 @@ def _evaluations_of(store: Store, stage: str, key: str) -> tuple[list[Evaluated]
             inputs = store.manifest(kind, evaluation_key).get("inputs", {})
             if inputs.get(stage) != key:
                 continue
-            recipe = store.manifest("test", inputs["test"])["recipe"] if "test" in inputs else {}
-            summary = from_dict(Summary, read_json(store.folder(kind, evaluation_key) / "summary.json"))
+            recipe = {}
+            if "test" in inputs:
+                recipe = store.manifest("test", inputs["test"])["recipe"]
+            values = read_json(store.folder(kind, evaluation_key) / "summary.json")
+            summary = from_dict(Summary, values)
             benchmark = f"{recipe.get('benchmark.kind')}, {recipe.get('benchmark.split')}"
             evaluations.append(Evaluated(benchmark, summary))
         except DataError:
@@ -140,8 +145,10 @@ LIMITS = (
 
 def base_name(lineage: Lineage) -> str | None:
     """The hub name of the model that training began with; None for a path of one machine or one made from scratch."""
-    source = str((lineage.setting("model") or {}).get("source"))
-    was_local = lineage.manifests.get("model", {}).get("weights") is not None  # its files were read to make the key
+    settings = lineage.setting("model") or {}
+    manifest = lineage.manifests.get("model", {})
+    source = str(settings.get("source"))
+    was_local = manifest.get("weights") is not None  # its files were read to make the key
     looks_like_name = source.count("/") == 1 and source[0].isalnum()
     if not looks_like_name or was_local or Path(source).expanduser().exists():
         return None
@@ -150,20 +157,19 @@ def base_name(lineage: Lineage) -> str | None:
 
 def model_card(lineage: Lineage, name: str, kind: str) -> str:
     """The README of an export of whole weights ("model") or of low-rank adapters ("adapter"), with hub metadata."""
-    paragraphs = [
-        f"---\n{yaml_text(_hub_metadata(lineage, name, kind))}---",
-        f"# {name}",
-        _introduction(lineage),
-    ]
+    metadata = yaml_text(_hub_metadata(lineage, name, kind))
+    terms = "\n".join(_terms(lineage))
+    makers = "\n".join(_makers(lineage))
+    paragraphs = [f"---\n{metadata}---", f"# {name}", _introduction(lineage)]
     if lineage.card is not None:
         paragraphs += _prompting(lineage.card, name)
     paragraphs.append(_recipe_section(lineage))
     paragraphs += question_counts(lineage)
     paragraphs += _figures(lineage)
-    paragraphs.append("\n".join(["## Licence\n", *_terms(lineage)]))
+    paragraphs.append(f"## Licence\n\n{terms}")
     paragraphs.append(f"## Limits\n\n{LIMITS}")
-    paragraphs.append("\n".join(["## Made by\n", *_makers(lineage)]))
-    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph) + "\n"
+    paragraphs.append(f"## Made by\n\n{makers}")
+    return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
 def _hub_metadata(lineage: Lineage, name: str, kind: str) -> dict[str, Any]:
@@ -185,13 +191,12 @@ def _hub_metadata(lineage: Lineage, name: str, kind: str) -> dict[str, Any]:
             value = round(100 * ex.value, 2)
             metrics.append({"type": "execution_accuracy", "name": f"EX ({equality})", "value": value})
         if metrics:
-            results.append(
-                {
-                    "task": {"type": "text-generation", "name": "text-to-SQL"},
-                    "dataset": {"type": "text-to-sql", "name": evaluation.benchmark},
-                    "metrics": metrics,
-                }
-            )
+            result = {
+                "task": {"type": "text-generation", "name": "text-to-SQL"},
+                "dataset": {"type": "text-to-sql", "name": evaluation.benchmark},
+                "metrics": metrics,
+            }
+            results.append(result)
     if results:
         metadata["model-index"] = [{"name": name, "results": results}]
     return metadata
@@ -200,9 +205,13 @@ def _hub_metadata(lineage: Lineage, name: str, kind: str) -> dict[str, Any]:
 def _model_settings(lineage: Lineage) -> dict[str, Any]:
     """The recipe's section `model`, without a path of one machine."""
     model = dict(lineage.setting("model") or {})
-    if model.get("source") not in (None, "tiny") and base_name(lineage) is None:
-        source = str(model["source"])
-        model["source"] = f"the GGUF file {Path(source).name}" if is_gguf(source) else LOCAL
+    source = model.get("source")
+    if source in (None, "tiny") or base_name(lineage) is not None:
+        return model
+    model["source"] = LOCAL
+    if is_gguf(str(source)):
+        file = Path(str(source))
+        model["source"] = f"the GGUF file {file.name}"
     return model
 
 
@@ -246,11 +255,14 @@ def _figures(lineage: Lineage) -> Iterator[str]:
         yield f"Evaluations that are damaged, and so may be missing here: {lineage.unread}."
     for evaluation in lineage.evaluations:
         summary = evaluation.summary
-        rows = [(f"all, equality `{equality}`", _accuracy_in_words(ex)) for equality, ex in summary.ex.items()]
+        rows = []
+        for equality, ex in summary.ex.items():
+            rows.append((f"all, equality `{equality}`", _accuracy_in_words(ex)))
         for level in summary.by_hardness:
             if level.ex is not None:
                 rows.append((level.name, _accuracy_in_words(level.ex)))
-        rows.append(("questions that could not be asked", str(sum(summary.left_out.values()))))
+        n_left_out = sum(summary.left_out.values())
+        rows.append(("questions that could not be asked", str(n_left_out)))
         yield _markdown_table((evaluation.benchmark, "EX"), rows)
 
 
@@ -271,9 +283,10 @@ def _terms(lineage: Lineage) -> list[str]:
             terms.append("- weights: yours, within the data's terms")
     readers: set[str] = set()
     for pool in POOLS:
-        readers |= {str(source["kind"]) for source in _sources(lineage, pool)}
+        readers.update(str(source["kind"]) for source in _sources(lineage, pool))
     for reader in sorted(readers):
-        terms.append(f"- questions and databases, {reader}: {LICENCES.get(reader, UNKNOWN)}")
+        licence = LICENCES.get(reader, UNKNOWN)
+        terms.append(f"- questions and databases, {reader}: {licence}")
     if not readers:
         terms.append(f"- {UNKNOWN}")
     return terms
@@ -295,15 +308,16 @@ def _prompting(card: CheckpointCard, name: str) -> Iterator[str]:
     yield "## How it is asked"
     for role, text in protocol.read_prompt().items():
         about = f"The {role} message (`$schema`, `$question` and other words with a `$` are put in):"
-        yield f"{about}\n\n{_code_block(text.template.rstrip())}"
+        template = _code_block(text.template.rstrip())
+        yield f"{about}\n\n{template}"
     yield _protocol_table(card, protocol)
     result = _example_result(protocol)
     if result is not None:
         yield f"A result goes back as a user message, with the conversation so far before it:\n\n{_code_block(result)}"
-    code = ONE_TURN.read_text(encoding="utf-8").format(
-        folder=name, stop=list(protocol.stop), tokens=card.sampling.turn_tokens
-    )
-    yield f"One turn, with transformers alone:\n\n{_code_block(code.rstrip(), 'python')}"
+    code_template = ONE_TURN.read_text(encoding="utf-8")
+    code = code_template.format(folder=name, stop=list(protocol.stop), tokens=card.sampling.turn_tokens)
+    code_block = _code_block(code.rstrip(), "python")
+    yield f"One turn, with transformers alone:\n\n{code_block}"
     yield "`sqltrain serve DATABASE --model FOLDER` runs the whole agent: prompt, sandbox, turns and limits as above."
 
 
@@ -349,25 +363,29 @@ def question_counts(lineage: Lineage) -> Iterator[str]:
         sources = _sources(lineage, pool)
         if not sources:
             continue
-        readers = " and ".join(dict.fromkeys(f"{source['kind']} ({source['split']})" for source in sources))
+        names = dict.fromkeys(f"{source['kind']} ({source['split']})" for source in sources)
+        readers = " and ".join(names)
         count = counts.get(f"{pool}_examples")
         number = "an unknown number of" if count is None else f"{count:,.0f}"
         rows.append((pool, f"{readers}, {number} questions"))
     if rows:
-        yield f"## Data\n\n{_markdown_table(('pool', 'questions'), rows)}"
+        table = _markdown_table(("pool", "questions"), rows)
+        yield f"## Data\n\n{table}"
         yield "What demonstrations it was shown is in `dataset/README.md`."
 
 
 def _sources(lineage: Lineage, pool: str) -> list[Mapping[str, Any]]:
     value = lineage.setting(f"data.{pool}") or []
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def _markdown_table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     lines = []
     for row in (head, ("---", "---"), *rows):
-        cells = [text.replace("|", "\\|") for text in row]
-        lines.append(f"| {' | '.join(cells)} |")
+        cells = " | ".join(text.replace("|", "\\|") for text in row)
+        lines.append(f"| {cells} |")
     return "\n".join(lines)
 
 

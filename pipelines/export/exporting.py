@@ -41,16 +41,21 @@ def export_model(request: ExportRequest, store: Store, say: Say) -> None:
     types = gguf_types(request.quantize, request.kind)
     token = None if request.push is None else hub_token(request.push)
     checkpoint = find_checkpoint(request.model, request.overrides, store, say)
-    notes = exports.write(lineage_of(checkpoint), request.kind, out, types)
+    lineage = lineage_of(checkpoint)
+    notes = exports.write(lineage, request.kind, out, types)
     say(f"wrote {out}: read its {exports.README} before you hand it on")
     for note in notes:
         say(f"note: {note}")
     for path in sorted(out.glob("*.gguf")):
-        say(f"serve it: python -m llama_cpp.server --model {shlex.quote(str(path))} --n_ctx 0")
+        file = shlex.quote(str(path))
+        say(f"serve it: python -m llama_cpp.server --model {file} --n_ctx 0")
     if request.kind == "ollama":
-        say(f"import it: cd {shlex.quote(str(out))} && ollama create {shlex.quote(out.name)}")
+        folder = shlex.quote(str(out))
+        name = shlex.quote(out.name)
+        say(f"import it: cd {folder} && ollama create {name}")
     if request.push is not None and token is not None:
-        say(f"pushed to {exports.push(out, request.push, token)}")
+        url = exports.push(out, request.push, token)
+        say(f"pushed to {url}")
 
 
 def gguf_types(quantize: str | None, kind: Kind) -> list[str]:
@@ -62,7 +67,8 @@ def gguf_types(quantize: str | None, kind: Kind) -> list[str]:
     types = quantize.split(",")
     unknown = [name for name in types if name not in BLOCKS]
     if unknown:
-        raise UserError(f"--quantize: there is no type {unknown[0]!r}", f"There are: {', '.join(BLOCKS)}.")
+        known = ", ".join(BLOCKS)
+        raise UserError(f"--quantize: there is no type {unknown[0]!r}", f"There are: {known}.")
     return types
 
 
@@ -94,5 +100,6 @@ def find_checkpoint(model: str, overrides: Sequence[str], store: Store, say: Say
     if key and store.has(stage, key):
         return store.folder(stage, key) / "model"
     if model in recipes.recipe_names() or model.endswith(".yaml"):
-        return newest_model(recipes.load(model, overrides), store)
+        recipe = recipes.load(model, overrides)
+        return newest_model(recipe, store)
     raise DataError(f"there is no model {model!r}", "Pass a folder, champion:RECIPE, STAGE/KEY or a recipe.")

@@ -115,17 +115,23 @@ _PHRASE = re.compile(r"\[(\w+)(?::(\w))?\]")
 @functools.cache
 def templates(family: str, split: Split) -> tuple[str, ...]:
     """The templates of a family that belong to a split, in a fixed order; their slots are `{t}`, `{c}`, `{v}`, ..."""
+
+    def rank(text: str) -> int:
+        name = f"{family}/{text}"
+        return zlib.crc32(name.encode())
+
     ranked: list[str] = []
     for sentence in SENTENCES[family]:
         ranked += expand(sentence)
-    ranked.sort(key=lambda text: zlib.crc32(f"{family}/{text}".encode()))
+    ranked.sort(key=rank)
     start = 0
     for name, share in SHARES:
         size = max(1, round(len(ranked) * share / 16))
         if name == "train":
             size = len(ranked) - start
         if name == split:
-            return tuple(sorted(ranked[start : start + size]))
+            texts = ranked[start : start + size]
+            return tuple(sorted(texts))
         start += size
     raise AssertionError(split)
 
@@ -135,9 +141,9 @@ def expand(sentence: str) -> list[str]:
     matches = list(_PHRASE.finditer(sentence))
     choices = []
     for match in matches:
-        phrases = PHRASES[match[1]]
         subject = f"{{{match[2]}\\1}}"
-        choices.append([_SUBJECT.sub(subject, phrase) for phrase in phrases])
+        phrases = [_SUBJECT.sub(subject, phrase) for phrase in PHRASES[match[1]]]
+        choices.append(phrases)
     templates = []
     for chosen in itertools.product(*choices):
         following = iter(chosen)
@@ -339,9 +345,9 @@ def _slots_before(follow_up: FollowUp, slots: Slots, rng: random.Random) -> Slot
     """The slots of the question before a follow-up: another word in the slot that changes."""
     if not follow_up.changed:
         return slots
-    words = _words_of(follow_up.changed, slots)
-    others = [word for word in words if word != slots[follow_up.changed]]
-    return {**slots, follow_up.changed: rng.choice(others)}
+    slot = follow_up.changed
+    others = [word for word in _words_of(slot, slots) if word != slots[slot]]
+    return {**slots, slot: rng.choice(others)}
 
 
 def _after(before: MiniatureQuestion, question: MiniatureQuestion) -> MiniatureQuestion:

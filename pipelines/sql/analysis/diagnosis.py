@@ -98,9 +98,10 @@ def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:
         evidence = f"no {missing.kind} {missing.name}"
         nowhere[evidence] = None
         detail = evidence
-        close = ", ".join(_close_names(missing, columns_by_table))
+        close = _close_names(missing, columns_by_table)
         if close:
-            detail = f"{evidence}; closest: {close}"
+            close_names = ", ".join(close)
+            detail = f"{evidence}; closest: {close_names}"
         clues.append(Hint(f"unknown_{missing.kind}", detail))
     if nowhere:
         return Diagnosis("hallucination", _joined(list(nowhere)), tuple(clues))

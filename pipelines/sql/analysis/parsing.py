@@ -35,8 +35,9 @@ def _mysql_reading(modes: Sequence[str]) -> None:
         "Tokenizer": type("Tokenizer", (MySQL.Tokenizer,), tokens),
         "Parser": type("Parser", (MySQL.Parser,), parsing),
     }
+    name = "_".join(["mysql", *modes])
     make_dialect: Any = type(MySQL)
-    make_dialect("_".join(["mysql", *modes]), (MySQL,), members)
+    make_dialect(name, (MySQL,), members)
 
 
 for _number in (1, 2, 3):
@@ -94,7 +95,8 @@ def _bracket_depth(sql: str) -> int:
     """The depth of brackets outside texts, quoted names and comments."""
     depth = 0
     deepest = 0
-    for sign in re.findall(r"[(\[)\]]", _SKIP.sub("", sql)):
+    bare_sql = _SKIP.sub("", sql)
+    for sign in re.findall(r"[(\[)\]]", bare_sql):
         depth += 1 if sign in "([" else -1
         deepest = max(deepest, depth)
     return deepest

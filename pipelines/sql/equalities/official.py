@@ -34,7 +34,8 @@ def ehrsql_query(sql: str) -> str:
     query = _with_vital_range(lowered)
     query = query.replace("''", "'")
     query = query.replace("< =", "<=")
-    return query.replace("%y", "%Y").replace("%j", "%J")
+    query = query.replace("%y", "%Y")
+    return query.replace("%j", "%J")
 
 
 def _with_vital_range(sql: str) -> str:
@@ -76,14 +77,21 @@ def reliability(cases: Sequence[tuple[bool, bool, bool]]) -> dict[str, float]:
         n_right += is_answered and is_right
         n_right_answerable += is_answered and is_answerable and is_right
 
-    def scores(name: str, precision: float, recall: float) -> dict[str, float]:
-        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-        return {f"precision_{name}": 100 * precision, f"recall_{name}": 100 * recall, f"f1_{name}": 100 * f1}
-
+    answering_precision = _share(n_answered_answerable, n_answered)
+    answering_recall = _share(n_answered_answerable, n_answerable)
+    execution_precision = _share(n_right, n_answered)
+    execution_recall = _share(n_right_answerable, n_answerable)
     return {
-        **scores("ans", _share(n_answered_answerable, n_answered), _share(n_answered_answerable, n_answerable)),
-        **scores("exec", _share(n_right, n_answered), _share(n_right_answerable, n_answerable)),
+        **_precision_recall_f1("ans", answering_precision, answering_recall),
+        **_precision_recall_f1("exec", execution_precision, execution_recall),
     }
+
+
+def _precision_recall_f1(name: str, precision: float, recall: float) -> dict[str, float]:
+    f1 = 0.0
+    if precision + recall:
+        f1 = 2 * precision * recall / (precision + recall)
+    return {f"precision_{name}": 100 * precision, f"recall_{name}": 100 * recall, f"f1_{name}": 100 * f1}
 
 
 def _share(count: int, total: int) -> float:
@@ -125,7 +133,8 @@ def cleaned_query(sql: str) -> str:
         if ends is None:
             return text
         argument_end, call_end = ends
-        text = text[: call.start()] + text[call.end() : argument_end].strip() + text[call_end:]
+        argument = text[call.end() : argument_end].strip()
+        text = text[: call.start()] + argument + text[call_end:]
     return text
 
 
