@@ -17,7 +17,8 @@ from pipelines.report.formats import Cell, ReportTable, TableColumn
 from pipelines.sql import analyst
 from pipelines.stages.report_systems import ReportedEvaluation, report_of
 
-BEFORE, AFTER = "before", "after"
+BEFORE = "before"
+AFTER = "after"
 MAX_TEXT_CHARS = 300  # characters of a text in the table of failures
 NO_TABLE = "no table"
 FAILED = "failed"  # slug of the table of failures
@@ -54,25 +55,11 @@ def outcome_report(
     data = report_of(recipe, [before.reported(BEFORE), after.reported(AFTER)], test)
     old = before.greedy_records()
     new = after.greedy_records()
+    by_hardness = _questions_by_hardness(new)
+    by_table = questions_by_table(recipe, list(data.examples.values()))
     tables = (
-        paired_table(
-            "paired_hardness",
-            "Before and after by hardness",
-            "hardness",
-            _questions_by_hardness(new),
-            old,
-            new,
-            recipe,
-        ),
-        paired_table(
-            "paired_tables",
-            "Before and after by table",
-            "table that gold reads",
-            questions_by_table(recipe, list(data.examples.values())),
-            old,
-            new,
-            recipe,
-        ),
+        paired_table("paired_hardness", "Before and after by hardness", "hardness", by_hardness, old, new, recipe),
+        paired_table("paired_tables", "Before and after by table", "table that gold reads", by_table, old, new, recipe),
         failure_table(data.examples, new, recipe.headline),
     )
     with_rows = tuple(table for table in tables if table.rows)
@@ -93,13 +80,15 @@ def questions_by_table(recipe: Recipe, questions: Sequence[Example]) -> dict[str
     for question in questions:
         database = question.database
         queries.append((question.gold_sql, read_schema(database), analyst.reading(database)))
+    items_of_queries = analyst.schema_items(queries)
     ids: dict[str, list[str]] = {}
-    for question, items in zip(questions, analyst.schema_items(queries), strict=True):
+    for question, items in zip(questions, items_of_queries, strict=True):
         tables: list[str] = []
         if items is not None:
             tables = sorted(items.tables)
         for table in tables or [NO_TABLE]:
-            ids.setdefault(table, []).append(question.id)
+            ids_of_table = ids.setdefault(table, [])
+            ids_of_table.append(question.id)
     commonest_first = sorted(ids, key=lambda table: (-len(ids[table]), table))
     return {table: ids[table] for table in commonest_first}
 

@@ -61,7 +61,8 @@ def recipe_values(name: str, start: TrainingStart, questions: AdaptationQuestion
         "test": [{"name": name, **pools["test"]}],
         "drop_empty": True,  # any query without rows would be right for a question whose gold SQL gives none
     }
-    sizes = {**_difficulty_sizes(start, questions.counts["train"]), **_training_sizes(start, questions.counts["train"])}
+    n_questions = questions.counts["train"]
+    sizes = {**_difficulty_sizes(start, n_questions), **_training_sizes(start, n_questions)}
     return {
         "name": name,
         "title": f"Questions about {name}",
@@ -77,9 +78,11 @@ def _difficulty_sizes(start: TrainingStart, n_questions: int) -> dict[str, Any]:
     if n_questions >= MANY_QUESTIONS:
         return {"difficulty": {"candidates": None, "keep": None, "explore_parts": []}}
     shipped, *scales = start.includes
+    _, _, name = shipped.partition("/")
     includes = [f"include={scale}" for scale in scales]
-    stages = recipes.load(shipped.partition("/")[2], includes).stages
-    return {"stages": [stage for stage in stages if stage != "difficulty"]}
+    recipe = recipes.load(name, includes)
+    stages = [stage for stage in recipe.stages if stage != "difficulty"]
+    return {"stages": stages}
 
 
 def _training_sizes(start: TrainingStart, n_questions: int) -> dict[str, Any]:
@@ -89,24 +92,28 @@ def _training_sizes(start: TrainingStart, n_questions: int) -> dict[str, Any]:
         sft = {"batch": 16, "micro_batch": 8, "group_by": "prefix", "epochs": epochs}
         return {**LAPTOP_SIZES, "filter": {"keep": None}, "sft": sft}
     if start.scale == "tiny":
+        n_demonstrations = TINY_SAMPLES * n_questions
+        epochs = _epochs(TINY_DEMONSTRATIONS, n_demonstrations, TINY_MAX_EPOCHS)
         return {
             "synthesis": {"samples": TINY_SAMPLES},
             "filter": {"per_example": TINY_SAMPLES},
-            "sft": {"epochs": _epochs(TINY_DEMONSTRATIONS, TINY_SAMPLES * n_questions, TINY_MAX_EPOCHS)},
+            "sft": {"epochs": epochs},
             "grpo": {"steps": TINY_GRPO_STEPS, "drop_zero_variance": True},
         }
+    sft = {"batch": GPU_BATCH, "micro_batch": 1, "epochs": GPU_EPOCHS}
     grpo = {
         "epochs": GPU_EPOCHS,
         "questions_per_step": min(GPU_BATCH, n_questions),
         "micro_batch": 1,
         "drop_zero_variance": True,
     }
-    return {"sft": {"batch": GPU_BATCH, "micro_batch": 1, "epochs": GPU_EPOCHS}, "grpo": grpo}
+    return {"sft": sft, "grpo": grpo}
 
 
 def _epochs(wanted: int, available: int, most: int) -> int:
     """Passes over the available demonstrations that show about as many as wanted: 1 to `most`."""
-    return min(most, max(1, round(wanted / available)))
+    passes = round(wanted / available)
+    return min(most, max(1, passes))
 
 
 def write_recipe(
@@ -114,11 +121,12 @@ def write_recipe(
 ) -> Path | None:
     """Write the recipe. One that is there and differs is kept as `NAME.yaml.old-1` and so on; that path is returned."""
     path = recipe_path(name)
+    counts = [f"{count} to {USES[part]}" for part, count in questions.counts.items()]
     head = HEAD.format(
         name=name,
         about=start.about,
         path=path,
-        questions=", ".join(f"{count} to {USES[part]}" for part, count in questions.counts.items()),
+        questions=", ".join(counts),
         made_from=", ".join(start.includes),
     )
     copied_values = json.loads(json.dumps(values))  # YAML refers to a value that stands in two places

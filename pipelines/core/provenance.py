@@ -79,12 +79,14 @@ def _processor() -> str:
     """The processor's model and the best of `INSTRUCTIONS` that it has; "" if the system gives neither."""
     fields: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        for line in PROCESSOR.read_text(encoding="utf-8", errors="replace").splitlines():
+        text = PROCESSOR.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
             name, _, value = line.partition(":")
             fields.setdefault(name.strip().lower(), value.strip())
     flags = fields.get("flags", fields.get("features", "")).split()
     best = next((name for name in INSTRUCTIONS if name in flags), None)
-    return ", ".join(filter(None, (fields.get("model name"), best)))
+    model = fields.get("model name")
+    return ", ".join(filter(None, (model, best)))
 
 
 def _gpus() -> list[str]:

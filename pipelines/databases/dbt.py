@@ -36,7 +36,8 @@ def with_dbt(card: DatabaseCard, folder: Path) -> tuple[DatabaseCard, Counter[st
     """
     path = folder / "manifest.json" if folder.is_dir() else folder
     manifest = _read_manifest(path)
-    nodes = {**manifest["nodes"], **(manifest.get("sources") or {})}
+    sources = manifest.get("sources") or {}
+    nodes = {**manifest["nodes"], **sources}
     metrics = manifest.get("metrics") or {}
     merger = _Merger(card, nodes)
     merger.add_descriptions()
@@ -84,7 +85,8 @@ class _Merger:
             self._table_of[id] = name
             columns = node.get("columns") or {}
             for column, entry in columns.items():
-                self._describe_column(name, _bare(column), _dbt_description(entry or {}))
+                column_description = _dbt_description(entry or {})
+                self._describe_column(name, _bare(column), column_description)
             description = _dbt_description(node)
             if description and not self.tables[name].description:
                 self._update_table(name, description=description)
@@ -95,8 +97,9 @@ class _Merger:
 
     def _find_table(self, node: Mapping[str, Any]) -> str | None:
         """The card's table that a node stands for."""
-        stored = str(node.get("alias") or node.get("identifier") or node.get("name"))
-        for candidate in (f"{node.get('schema')}.{stored}", stored):
+        stored_name = str(node.get("alias") or node.get("identifier") or node.get("name"))
+        qualified_name = f"{node.get('schema')}.{stored_name}"
+        for candidate in (qualified_name, stored_name):
             name = find_name(candidate, self._card.tables, self._card.engine)
             if name:
                 return name
@@ -117,7 +120,8 @@ class _Merger:
 
     def _set_description(self, table: str, column: str, description: str) -> None:
         columns = dict(self.tables[table].columns)
-        columns[column] = columns[column].model_copy(update={"description": description})
+        entry = columns[column]
+        columns[column] = entry.model_copy(update={"description": description})
         self._update_table(table, columns=columns)
 
     def add_tests(self) -> None:
@@ -133,7 +137,8 @@ class _Merger:
             return
         arguments = _arguments(test)
         column_name = node.get("column_name") or arguments.get("column_name") or ""
-        column = self._find_column_of(str(node.get("attached_node")), str(column_name))
+        node_id = str(node.get("attached_node"))
+        column = self._find_column_of(node_id, str(column_name))
         if column is None:
             self.counts["tests of what is not here"] += 1
         elif test["name"] == "relationships":
@@ -152,8 +157,10 @@ class _Merger:
         return CardColumn(table, column)
 
     def _add_relationship(self, column: CardColumn, arguments: Mapping[str, Any]) -> None:
-        node_id = _referred(str(arguments.get("to")), self._nodes) or ""
-        to_column = self._find_column_of(node_id, str(arguments.get("field")))
+        target = str(arguments.get("to"))
+        field = str(arguments.get("field"))
+        node_id = _referred(target, self._nodes) or ""
+        to_column = self._find_column_of(node_id, field)
         if to_column is None:
             self.counts["relationships to what is not here"] += 1
             return
@@ -175,25 +182,27 @@ class _Merger:
         for metric in metrics:
             label = str(metric.get("label") or metric["name"])
             name = label.replace("_", " ").lower()
-            words = str(metric.get("description") or "").split()
-            if not words:
+            words = _dbt_description(metric).split()
+            description = " ".join(words)
+            if not description:
                 self.counts["metrics without a description"] += 1
             elif name not in self.metrics:
-                self.metrics[name] = " ".join(words)
+                self.metrics[name] = description
                 self.counts["metrics"] += 1
-            elif self.metrics[name] != " ".join(words):
+            elif self.metrics[name] != description:
                 self.counts["metrics of a name that the card has"] += 1
 
 
 def _dbt_description(entry: Mapping[str, Any]) -> str:
-    return str(entry.get("description") or "").strip()
+    description = entry.get("description") or ""
+    return str(description).strip()
 
 
 def _test_note(test: str, arguments: Mapping[str, Any]) -> str:
     """A test's promise about a column's values."""
     if test == "accepted_values":
-        values = arguments.get("values") or ()
-        return f"one of: {', '.join(map(str, values))}"
+        values = ", ".join(map(str, arguments.get("values") or ()))
+        return f"one of: {values}"
     if test == "unique":
         return "no value twice"
     return "never null"
@@ -234,7 +243,8 @@ def _has_arguments(test: Mapping[str, Any]) -> bool:
     written = test.get("kwargs") or {}
     if not isinstance(written, dict):
         return False
-    if not isinstance(written.get("arguments") or {}, dict):
+    inner_arguments = written.get("arguments") or {}
+    if not isinstance(inner_arguments, dict):
         return False
     values = _arguments(test).get("values") or []
     return isinstance(values, list)
@@ -248,7 +258,8 @@ def _bare(name: str) -> str:
 def _arguments(test: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a test; newer projects write them under `arguments`."""
     written = test.get("kwargs") or {}
-    return {**written, **(written.get("arguments") or {})}
+    inner_arguments = written.get("arguments") or {}
+    return {**written, **inner_arguments}
 
 
 def _referred(to: str, nodes: Mapping[str, Any]) -> str | None:
@@ -260,13 +271,15 @@ def _referred(to: str, nodes: Mapping[str, Any]) -> str | None:
     names = _NAME.findall(arguments)
     if not names:
         return None
+    is_source = function == "source"
+    home_field = "source_name" if is_source else "package_name"
     for id, node in nodes.items():
         kind = node.get("resource_type")
         if kind not in TABLES or node.get("name") != names[-1]:
             continue
-        if (kind == "source") != (function == "source"):
+        if (kind == "source") != is_source:
             continue
-        home = node.get("source_name") if kind == "source" else node.get("package_name")
+        home = node.get(home_field)
         if len(names) == 1 or home in (None, names[0]):
             return id
     return None

@@ -123,7 +123,8 @@ def why_unanswered(trajectory: Trajectory) -> str:
         reason = "the model failed; the server's log says more"
         if failure.islower():
             reason = DATABASE_AWAY
-        return f"no answer: {FAILURES.get(failure, reason)}"
+        reason = FAILURES.get(failure, reason)
+        return f"no answer: {reason}"
     if trajectory.stop is StopReason.TOKEN_LIMIT:
         if not trajectory.turns:
             return TOO_LONG
@@ -189,7 +190,8 @@ class Agent:
             history: the questions before, of which the last `HISTORY` are read.
         """
         events: asyncio.Queue[Event | None] = asyncio.Queue()
-        example = self.openable.example(question, f"chat-{next(self._numbers)}", history[-HISTORY:])
+        id = f"chat-{next(self._numbers)}"
+        example = self.openable.example(question, id, history[-HISTORY:])
         answering = model or self.model()
         work = asyncio.create_task(self._play(example, answering, events.put_nowait))
         work.add_done_callback(lambda _: events.put_nowait(None))
@@ -222,7 +224,8 @@ class Agent:
                         for event in _step_events(step):
                             emit(event)
                 assert isinstance(step, EndEvent)
-                emit(await self._last_event(step.trajectory, environment.protocol))
+                last_event = await self._last_event(step.trajectory, environment.protocol)
+                emit(last_event)
         except TimeoutError:
             emit(error_event(f"no answer within {self.budget.seconds:g} s"))
         except SqltrainError as error:

@@ -88,7 +88,8 @@ def champion_of(store: Store, text: str) -> Champion:
     """The champion of a recipe's nights: `RECIPE` for that of prod, or `RECIPE@staging`."""
     recipe, _, tier = text.partition("@")
     if tier not in ("", *TIERS):
-        raise DataError(f"there is no tier {tier!r}", f"There are: {', '.join(TIERS)}.")
+        tiers = ", ".join(TIERS)
+        raise DataError(f"there is no tier {tier!r}", f"There are: {tiers}.")
     ledger = Ledger(store, recipe)
     champion = ledger.champion(tier or PROD)
     if champion is not None:
@@ -155,7 +156,8 @@ def script(path: Path) -> Policy:
         lines = turns.get(request.example.question) or turns.get(ANY)
         if lines is None:
             raise RecipeError("the script has no line for this question", f'Add one, or a line for "{ANY}".')
-        return lines[min(request.turn, len(lines) - 1)]
+        last = len(lines) - 1
+        return lines[min(request.turn, last)]
 
     return ScriptedPolicy(reply, "script")
 

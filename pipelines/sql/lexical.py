@@ -82,7 +82,13 @@ _WORD_THAT_WRITES = re.compile(
 
 def blank_comments(script: str) -> str:
     """A script with a blank in place of each comment."""
-    return _PIECE.sub(lambda match: " " if match["comment"] is not None else match[0], script)
+    return _PIECE.sub(_blank_if_comment, script)
+
+
+def _blank_if_comment(match: re.Match[str]) -> str:
+    if match["comment"] is not None:
+        return " "
+    return match[0]
 
 
 def differ_in_case_alone(sql: str, other: str) -> bool:

@@ -67,7 +67,8 @@ def _next_statement(script: str, engine: str, at: int) -> Statement:
     signs = _SIGNS.get(engine, _POSTGRES_SIGNS)
     has_triggers = engine.startswith("sqlite")
     text = ""
-    begin = end = at
+    begin = at
+    end = at
     has_begun = False
     inner_end: int | None = None
     is_closed = True
@@ -77,7 +78,8 @@ def _next_statement(script: str, engine: str, at: int) -> Statement:
         start = at
         at = match.end() if match else at + 1
         if kind == "end":
-            if not (has_triggers and _CREATE.match(text) and not sqlite3.complete_statement(text + ";")):
+            may_be_trigger = has_triggers and _CREATE.match(text) is not None
+            if not may_be_trigger or sqlite3.complete_statement(text + ";"):
                 break
             text += ";"  # inside the body of a trigger
             continue
@@ -88,15 +90,18 @@ def _next_statement(script: str, engine: str, at: int) -> Statement:
             at, is_closed = _block_end(script, start, engine in _NESTING)
         is_comment = kind in ("comment", "block")
         text += " " if is_comment else script[start:at]
+        is_blank = is_comment or script[start].isspace()
         if not has_begun:
             begin = start
-            has_begun = not is_comment and not script[start].isspace()
-        if not is_comment and not script[start].isspace():
+            has_begun = not is_blank
+        if not is_blank:
             end = at
         if inner_end is None and kind in ("quoted", "open", "block") and (has_begun or not is_closed):
             inner = _END_OF_LINE.search(script, start, at)
             inner_end = inner.start() if inner else None
-    return Statement(text.strip(), begin, end if is_closed else len(script), at, is_closed, inner_end)
+    if not is_closed:
+        end = len(script)
+    return Statement(text.strip(), begin, end, at, is_closed, inner_end)
 
 
 def _block_end(script: str, start: int, nests: bool) -> tuple[int, bool]:
@@ -137,7 +142,10 @@ def has_more_behind(sql: str) -> bool:
     sqlite3 takes no such text.
     """
     first = next(split_script(sql), None)
-    return first is not None and bool(blank_comments(sql[first.after :]).strip(" \t\n\f\r"))
+    if first is None:
+        return False
+    rest = blank_comments(sql[first.after :])
+    return rest.strip(" \t\n\f\r") != ""
 
 
 def line_of(script: str, place: int) -> int:

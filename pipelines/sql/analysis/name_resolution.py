@@ -129,9 +129,9 @@ class _Resolver:
         """The sources of a SELECT by their aliases; an unknown table is recorded."""
         sources: dict[str, _Source] = {}
         for node in from_items(select):
-            key = self.alias(node)
             source = self._from_source(node)
-            sources[key or f"?{len(sources)}"] = source
+            key = self.alias(node) or f"?{len(sources)}"
+            sources[key] = source
         return sources
 
     def _from_source(self, node: exp.Expr) -> _Source:
@@ -155,20 +155,22 @@ class _Resolver:
             return _Source(None, None)
         self.open.append(cte)
         columns = cte.args["alias"].columns
-        names = tuple(column.name.lower() for column in columns)
-        source = _Source(None, names or self._outputs(cte.this))
+        names: tuple[str, ...] | None = tuple(column.name.lower() for column in columns)
+        if not names:
+            names = self._outputs(cte.this)
         self.open.pop()
-        return source
+        return _Source(None, names)
 
     def write_using_as_on(self, select: exp.Select) -> None:
         """Write `JOIN b USING (x)` as `JOIN b ON a.x = b.x`, which is the same to an error analysis."""
         sources = self.sources[id(select)]
         for join in select.args.get("joins") or ():
             right = self.alias(join.this)
-            for name in join.args.get("using") or ():
-                left = _other_holder(name.name.lower(), right, sources)
-                left_column = exp.column(name.name, left)
-                right_column = exp.column(name.name, right)
+            for identifier in join.args.get("using") or ():
+                name = identifier.name
+                left = _other_holder(name.lower(), right, sources)
+                left_column = exp.column(name, left)
+                right_column = exp.column(name, right)
                 condition: exp.Expr = exp.EQ(this=left_column, expression=right_column)
                 if join.args.get("on") is not None:
                     condition = exp.and_(join.args["on"], condition)
@@ -220,12 +222,13 @@ class _Resolver:
             qualifier = _matching_alias(qualifier, owner, sources)
             if isinstance(column.this, exp.Star):
                 return sources.get(qualifier)
-            if qualifier and qualifier in sources:
-                if sources[qualifier].has(name):
-                    return sources[qualifier]
-                break
             if qualifier:
-                continue
+                qualified = sources.get(qualifier)
+                if qualified is None:
+                    continue
+                if qualified.has(name):
+                    return qualified
+                break
             source = _likely_holder(name, sources)
             if source is not None:
                 return source
@@ -292,7 +295,8 @@ def from_items(select: exp.Select) -> Iterator[exp.Expr]:
     items = [clause.this for clause in joined_clauses(select)]
     while items:
         item = items.pop(0)
-        items = [*(clause.this for clause in joined_clauses(item)), *items]
+        joined = [clause.this for clause in joined_clauses(item)]
+        items = joined + items
         is_bracket = isinstance(item, exp.Subquery) and isinstance(item.this, exp.Table | exp.Subquery)
         if is_bracket:
             items.insert(0, item.this)
@@ -344,13 +348,13 @@ def _scope_items(scope: Scope, base_tables: Sequence[tuple[str, str]], known: Kn
     for star in _own_stars(scope):
         for alias, table in base_tables:
             if star in ("", alias):
-                items |= {(table, name) for name in known.get(table, ())}
+                items.update((table, name) for name in known.get(table, ()))
     # USING and NATURAL compare columns that stand nowhere else.
     columns_of_tables = {table: known.get(table, frozenset()) for _, table in base_tables}
     for join in scope.expression.args.get("joins") or []:
         compared = _names_compared_by(join, columns_of_tables)
         for table, columns in columns_of_tables.items():
-            items |= {(table, name) for name in compared & columns}
+            items.update((table, name) for name in compared & columns)
     return items
 
 
@@ -373,8 +377,10 @@ def _read_item(scope: Scope, column: exp.Column, known: Known) -> Item | None:
     level: Scope | None = scope
     while level is not None:
         is_read, table = _table_in_scope(column, level, known)
-        if is_read:
-            return None if table is None else (table, name)
+        if is_read and table is None:
+            return None
+        if is_read and table is not None:
+            return table, name
         level = level.parent
     if not qualifier and _is_alias_or_built_in(column, query):
         return None
@@ -478,4 +484,6 @@ def _own_stars(scope: Scope) -> Iterator[str]:
 def output_names(source: Scope) -> set[str]:
     """The lower-cased names of a subquery's columns, those of its alias before its own; "*" if it has none."""
     names = source.outer_columns or getattr(source.expression, "named_selects", [])
-    return {name.lower() for name in names} or {"*"}
+    if not names:
+        return {"*"}
+    return {name.lower() for name in names}

@@ -133,7 +133,9 @@ class Dialect(abc.ABC):
         """The address with this password; ValueError, which does not quote it, for no address of such a server."""
         url = urlsplit(address)
         user, _, host = url.netloc.rpartition("@")
-        return url._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
+        encoded_password = quote(password, safe="")
+        with_password = url._replace(netloc=f"{user}:{encoded_password}@{host}")
+        return with_password.geturl()
 
     @staticmethod  # noqa: B027
     def check_address(address: str) -> None:
@@ -151,7 +153,9 @@ class Dialect(abc.ABC):
         """
         if not cls.is_server:
             return location if location.startswith("/") else os.path.abspath(location)
-        password = os.environ.get(cls.password_variable) if cls.password_variable else None
+        password = None
+        if cls.password_variable:
+            password = os.environ.get(cls.password_variable)
         if password is None or has_password(location):
             return location
         with contextlib.suppress(ValueError):  # the connection will fail, with the reason
@@ -187,12 +191,16 @@ def find_name(name: str, names: Iterable[str], engine: str) -> str | None:
     known = list(names)
     if name in known:
         return name
-    if DIALECTS[engine].folds_names:
-        return name.lower() if name.lower() in known else None
-    fold = str.lower if DIALECTS[engine].is_server else _ascii_lower
+    dialect = DIALECTS[engine]
+    if dialect.folds_names:
+        folded = name.lower()
+        return folded if folded in known else None
+    fold = str.lower if dialect.is_server else _ascii_lower
     wanted = fold(name)
     matches = [candidate for candidate in known if fold(candidate) == wanted]
-    return matches[0] if len(matches) == 1 else None
+    if len(matches) != 1:
+        return None
+    return matches[0]
 
 
 def _ascii_lower(name: str) -> str:
@@ -221,7 +229,9 @@ def engine_of_head(head: bytes, path: Path) -> str | None:
     for name in names:
         if path.suffix in DIALECTS[name].suffixes:
             return name
-    return names[0] if names else None
+    if not names:
+        return None
+    return names[0]
 
 
 def engine_of_address(address: str) -> str | None:

@@ -164,7 +164,8 @@ UNION ALL SELECT {_SHOWN.format("table_name")}, column_name, comment FROM duckdb
                 timer.start()
                 try:
                     cursor = connection.execute(sql)
-                    return base.fetch(cursor.fetchmany, SAMPLED_ROWS, bounds.max_bytes)[0]
+                    rows, _ = base.fetch(cursor.fetchmany, SAMPLED_ROWS, bounds.max_bytes)
+                    return rows
                 finally:
                     timer.cancel()
                     timer.join()  # an interrupt that came late would end the next statement
@@ -206,7 +207,8 @@ class DuckdbSession(base.DatabaseSession):
         return contextlib.closing(self._connection.cursor())
 
     def answer(self, sql: str, max_rows: int) -> base.RawResult:
-        refused = self._checked(sql) if len(sql) <= _MAX_CACHED_CHARS else self._refusal(sql)
+        check = self._checked if len(sql) <= _MAX_CACHED_CHARS else self._refusal
+        refused = check(sql)
         if refused is not None:
             return refused
         # DuckDB has no timeout of its own.
@@ -241,7 +243,8 @@ class DuckdbSession(base.DatabaseSession):
 
     def _names(self, cursor: duckdb.DuckDBPyConnection, sql: str, tree: Any) -> base.StatementNames:
         """The names in a statement and what it reads."""
-        return duckdb_names(tree, PLAN.of(cursor, sql), self._views)
+        plan = PLAN.of(cursor, sql)
+        return duckdb_names(tree, plan, self._views)
 
     def closure(self, hidden: base.Hidden) -> base.Hidden:
         """The hidden names, the columns computed from them, the types that only hidden columns have, and the views that
@@ -276,10 +279,12 @@ class DuckdbSession(base.DatabaseSession):
         self, cursor: duckdb.DuckDBPyConnection, schema: str, view: str, sql: str
     ) -> base.StatementNames | None:
         """The names in a view's query and what it reads; None if a statement like it would be refused."""
-        tree = duckdb_body(body_behind_as(sql), functools.partial(TREE.of, cursor))
+        serialize = functools.partial(TREE.of, cursor)
+        tree = duckdb_body(body_behind_as(sql), serialize)
         if tree is None:
             return None
-        return self._names(cursor, f"SELECT * FROM {base.quoted(schema)}.{base.quoted(view)}", tree)
+        every_row = f"SELECT * FROM {base.quoted(schema)}.{base.quoted(view)}"
+        return self._names(cursor, every_row, tree)
 
     def explain(self, error: Exception) -> tuple[str, str, str] | None:
         """By the type of the exception, and by DuckDB's account of the error: a JSON object behind the type's name."""
@@ -394,7 +399,9 @@ class JsonForm(NamedTuple):
     def _of_one(self, cursor: duckdb.DuckDBPyConnection, sql: str) -> str:
         quoted = sql.replace("'", "''")
         row = cursor.execute(f"SELECT {self.function}('{quoted}', {self.options})").fetchone()
-        return str(row[0]) if row else ""
+        if not row:
+            return ""
+        return str(row[0])
 
 
 _OPTIONS = "skip_null := true, skip_empty := true"
@@ -438,4 +445,5 @@ def _with_types(
 def _enum(labels: Iterable[str]) -> str:
     """An ENUM type as DuckDB writes it."""
     texts = ["'" + label.replace("'", "''") + "'" for label in labels]
-    return f"ENUM({', '.join(texts)})"
+    values = ", ".join(texts)
+    return f"ENUM({values})"
