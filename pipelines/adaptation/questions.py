@@ -66,10 +66,14 @@ def gather(own: Path | None, invented: Path | None, address: str) -> AdaptationQ
 
 def count_questions(recipe: Recipe) -> dict[Part, int]:
     """The number of questions in a recipe's parts; the first of several pools or benchmarks counts."""
-    sources: dict[Part, Source] = {"train": recipe.data.sft, "dev": recipe.data.dev, "test": recipe.benchmark}
+    sources: tuple[tuple[Part, Source], ...] = (
+        ("train", recipe.data.sft),
+        ("dev", recipe.data.dev),
+        ("test", recipe.benchmark),
+    )
     counts: dict[Part, int] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for part, source in sources.items():
+        for part, source in sources:
             reader = READERS[source.kind]
             questions = reader.read(source, recipe.seed, Path(folder))
             counts[part] = sum(1 for _ in questions.examples)

@@ -76,7 +76,9 @@ def _tiny_start(recipe: str | None, schema_chars: int) -> TrainingStart:
         )
     context = contexts[0]
     budget = context - MARGIN
-    settings: dict[str, Any] = {"model": {"tiny": {"context": context}}, "sft": {"max_tokens": budget}}
+    settings: dict[str, Any] = {}
+    settings["model"] = {"tiny": {"context": context}}
+    settings["sft"] = {"max_tokens": budget}
     for section in SAMPLED_SECTIONS:
         settings[section] = {"sampling": {"episode_tokens": budget}}
     includes = (f"recipes/{shipped}", TINY)
@@ -130,7 +132,8 @@ def _language_model_start(source: str, n_weights: int, recipe: str | None, about
 
 
 def _adapter_start(source: str, shipped: str, about: str) -> TrainingStart:
-    settings: dict[str, Any] = {"model": {"source": source, "compute_dtype": "bfloat16", "lora": LORA}}
+    settings: dict[str, Any] = {}
+    settings["model"] = {"source": source, "compute_dtype": "bfloat16", "lora": LORA}
     for stage, rate in ADAPTER_RATES.items():
         settings[stage] = {"optimizer": {"lr": rate}}
     words = f"{about}, by LoRA adapters of rank {LORA['rank']}"

@@ -153,7 +153,8 @@ def _questions_sha256(examples: Sequence[Example]) -> str:
     content = hashlib.sha256()
     for example in examples:
         fields = (example.id, example.question, example.evidence, example.database.id, example.gold_sql, "\n")
-        content.update("\0".join(fields).encode())
+        text = "\0".join(fields)
+        content.update(text.encode())
     return content.hexdigest()
 
 

@@ -220,7 +220,7 @@ def _gold(folder: Path, options: LiveSqlBenchOptions) -> list[Path]:
     """The file with gold SQL; [] if the question file has been joined with it."""
     if options.gold is not None:
         return [folder / options.gold]
-    paths = [path for path in sorted(folder.glob("*.jsonl")) if GOLD.fullmatch(path.name)]
+    paths = sorted(path for path in folder.glob("*.jsonl") if GOLD.fullmatch(path.name))
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
         raise DataError(f"{folder} has several gold files: {names}", "Say which by options.gold=NAME.")
@@ -264,7 +264,9 @@ def _marks(row: Row, group: str) -> list[Row]:
     marks = _listed(row.get(group))
     for mark in marks:
         fields = mark if isinstance(mark, dict) else {}
-        if not isinstance(fields.get("term"), str) or not isinstance(fields.get("sql_snippet"), str):
+        term = fields.get("term")
+        sql = fields.get("sql_snippet")
+        if not isinstance(term, str) or not isinstance(sql, str):
             raise BadRow("malformed_ambiguity", f"{group} has an entry without term or sql_snippet")
     return marks
 

@@ -18,6 +18,7 @@ from pipelines.core.text_files import parse_json
 
 NO_ROOM = 1 << 20  # bytes: a disk with less is full
 FULL = (errno.ENOSPC, errno.EDQUOT)
+NOT_WRITABLE = (errno.EACCES, errno.EROFS, errno.ENOTDIR)
 FULL_WORDS = ("No space left on device", "Disk quota exceeded", "database or disk is full")
 
 
@@ -34,7 +35,8 @@ def lock(path: Path, waiting: Callable[[], None] = lambda: None) -> IO[str]:
                 fcntl.flock(file, fcntl.LOCK_EX)
             # The last holder may have removed the file that we waited for; then the next file at the path is the lock.
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                locked_status = os.fstat(file.fileno())
+                if os.path.samestat(locked_status, path.stat()):
                     undo.pop_all()
                     return file
 
@@ -212,7 +214,7 @@ def writing(place: Path) -> Iterator[None]:
         full = disk_full(error, place)
         if full is not None:
             raise full from None
-        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
+        if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
             raise ResourceError(f"cannot write {error.filename or place}", "Pass --store DIR.") from None
         raise
 

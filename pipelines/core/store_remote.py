@@ -93,7 +93,8 @@ class Remote:
                 self.get(f"{remote_folder}/{name}", path)
             for name, claim in claims.items():
                 path = path_inside(work, name)
-                is_whole = path.stat().st_size == claim["bytes"] and sha256(path) == claim["sha256"]
+                size = path.stat().st_size
+                is_whole = size == claim["bytes"] and sha256(path) == claim["sha256"]
                 if not is_whole:
                     problem = f"{name} of {remote_folder} is damaged in {self.url}"
                     raise DataError(problem, "Remove it there and push it again.")

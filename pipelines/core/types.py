@@ -127,11 +127,12 @@ class PromptContext:
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> "PromptContext":
         """The context among the fields of an example's `meta`."""
+        history = [(question, sql) for question, sql in meta.get("history", ())]
         values = meta.get("values")
         if values is not None:
             values = tuple((str(table), str(column), str(value)) for table, column, value in values)
         return cls(
-            history=tuple((question, sql) for question, sql in meta.get("history", ())),
+            history=tuple(history),
             values=values,
             linked_schema=_schema_items(meta.get("linked_schema")),
             fitted_schema=_schema_items(meta.get("fitted_schema")),

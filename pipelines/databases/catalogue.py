@@ -253,7 +253,9 @@ def _sample_tables(database: Database, schema: Schema) -> tuple[dict[str, Sample
             results = sql.execute_many(jobs)
             if all(result.status is ExecutionStatus.UNAVAILABLE for result in results):
                 raise DataError(f"{database.id} cannot be read: {results[0].error}", "Nothing was written.")
-            for table, sample, counted in zip(tables, results[::2], results[1::2], strict=True):
+            sampled = results[::2]
+            counts = results[1::2]
+            for table, sample, counted in zip(tables, sampled, counts, strict=True):
                 if sample.ok:
                     samples[table.name] = _by_column(table, sample)
                 rows[table.name] = _count(counted)

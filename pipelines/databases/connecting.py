@@ -122,7 +122,14 @@ class DatabaseConnection:
             say(_dbt_line(taken))
         card.write(self.path, merged)
         return ConnectedDatabase(
-            self.name, self.path, self.openable, self.dialect, fresh, merged, findings, self._is_address
+            name=self.name,
+            path=self.path,
+            openable=self.openable,
+            dialect=self.dialect,
+            fresh=fresh,
+            card=merged,
+            findings=findings,
+            is_address=self._is_address,
         )
 
     @property

@@ -75,8 +75,13 @@ def lineage_of(folder: Path) -> Lineage:
     store = Store(stage_folder.parent.parent)
     stage = stage_folder.parent.name
     key = stage_folder.name
-    keys = _stages_behind(store, stage, key)
-    folders = {kind: store.folder(kind, stage_key) for kind, stage_key in keys.items()}
+    folders = {}
+    manifests = {}
+    metrics = {}
+    for kind, stage_key in _stages_behind(store, stage, key).items():
+        folders[kind] = store.folder(kind, stage_key)
+        manifests[kind] = store.manifest(kind, stage_key)
+        metrics[kind] = read_json(folders[kind] / "metrics.json")
     evaluations, unread = _evaluations_of(store, stage, key)
     demonstrations = ""
     if "filter" in folders:
@@ -87,8 +92,8 @@ def lineage_of(folder: Path) -> Lineage:
         folder=folder,
         adapter=adapter,
         card=card,
-        manifests={kind: store.manifest(kind, stage_key) for kind, stage_key in keys.items()},
-        metrics={kind: read_json(path / "metrics.json") for kind, path in folders.items()},
+        manifests=manifests,
+        metrics=metrics,
         evaluations=tuple(evaluations),
         unread=unread,
         demonstrations=demonstrations,

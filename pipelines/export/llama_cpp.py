@@ -253,8 +253,10 @@ def _split_of(steps: Sequence[Mapping[str, Any]]) -> str:
     from pipelines.training.model import PIECES
 
     kinds = [step["type"] for step in steps]
-    if kinds == ["Digits", "ByteLevel"] and steps[0]["individual_digits"] and steps[1]["use_regex"]:
-        return "smollm"
+    if kinds == ["Digits", "ByteLevel"]:
+        digits, byte_level = steps
+        if digits["individual_digits"] and byte_level["use_regex"]:
+            return "smollm"
     # llama.cpp has no name for `PIECES`. "bloom" splits at fewer places, each one of `PIECES` too; a merge that was
     # learned within pieces joins no two, so the tokens are equal.
     names = {PRETOKENIZE_REGEX: "qwen2", PIECES: "bloom", BLOOM_PIECES: "bloom"}

@@ -237,7 +237,8 @@ def _answered_sql(events: Sequence[Event]) -> str | None:
 
 def _lesson(question: sqlite3.Row, events: Sequence[Event], sql: str) -> dict[str, Any]:
     """The line of the inbox with a question and its right SQL."""
-    lesson = {"id": question["id"], "question": question["question"], "database": question["database"], "sql": sql}
+    lesson: dict[str, Any] = {field: question[field] for field in ("id", "question", "database")}
+    lesson["sql"] = sql
     if question["evidence"]:
         lesson["evidence"] = question["evidence"]
     for event in events:

@@ -313,7 +313,16 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
                 status, error_class, n_rows, ms = end
                 if ms is None:  # a cached result has no time
                     continue
-                entry = AuditEntry(database.id, database.engine, role, sql, ms, n_rows, status, error_class)
+                entry = AuditEntry(
+                    database=database.id,
+                    engine=database.engine,
+                    role=role,
+                    sql=sql,
+                    ms=ms,
+                    rows=n_rows,
+                    outcome=status,
+                    error_class=error_class,
+                )
                 entries.append(entry)
         self._audit.write(entries)
 
@@ -481,7 +490,16 @@ def _gold_key(pair: Pair, verdict: Verdict) -> GoldKey:
 
 def _execution_result(reply: Any) -> ExecutionResult:
     status, columns, rows, truncated, error, error_class, ms, work = reply
-    return ExecutionResult(_STATUS[status], tuple(columns), tuple(rows), truncated, error, error_class, ms, work)
+    return ExecutionResult(
+        status=_STATUS[status],
+        columns=tuple(columns),
+        rows=tuple(rows),
+        truncated=truncated,
+        error=error,
+        error_class=error_class,
+        elapsed_ms=ms,
+        work=work,
+    )
 
 
 End = tuple[str, str | None, int, float | None]  # status, error class, rows, milliseconds

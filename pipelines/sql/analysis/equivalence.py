@@ -121,7 +121,8 @@ def _qualified_copy(tree: exp.Expr, tables: Tables, names: Set[str]) -> exp.Expr
             raise ValueError(node)
     types: dict[str, object] = {}
     for name, table in tables.items():
-        types[name] = {column.name.lower(): column.type or "TEXT" for column in table.columns}
+        types_of_columns = {column.name.lower(): column.type or "TEXT" for column in table.columns}
+        types[name] = types_of_columns
     return qualify(tree.copy(), schema=types, dialect="sqlite", canonicalize_table_aliases=True)
 
 

@@ -229,23 +229,28 @@ def _width(tokens: Sequence[tuple[str, str]], engine: str) -> float:
     calls = [_Call("", [[]])]  # open brackets, the innermost last
     for kind, word in tokens:
         call = calls[-1]
+        argument = call.arguments[-1]
         if kind != "sign" or word not in "(,)" or (word == ")" and len(calls) == 1):
-            call.arguments[-1].append(f'"{word}' if kind == "name" else word)
+            argument.append(f'"{word}' if kind == "name" else word)
         elif word == "(":
-            name = call.arguments[-1].pop().lstrip('"') if call.arguments[-1] else ""
+            name = ""
+            if argument:
+                name = argument.pop().lstrip('"')
             calls.append(_Call(name, [[]]))
         elif word == ",":
             call.arguments.append([])
         else:
             calls.pop()
             numbers = call.numbers()
+            outer_argument = calls[-1].arguments[-1]
             # A bracket around it is no number; `least` is as wide as its smallest.
-            calls[-1].arguments[-1].append(str(min(numbers)) if call.name == "least" else "()")
+            outer_argument.append(str(min(numbers)) if call.name == "least" else "()")
             if engine == "postgres" and call.name == "format" and _is_wide_format(call.arguments[0]):
                 return math.inf
             width = 1.0
-            if call.name in _WIDTHS and len(numbers) > _WIDTHS[call.name]:
-                width = numbers[_WIDTHS[call.name]]
+            place = _WIDTHS.get(call.name)
+            if place is not None and len(numbers) > place:
+                width = numbers[place]
             if call.name == "repeat":
                 repeated *= max(width, 1.0)
             else:
@@ -263,8 +268,9 @@ class _Call(NamedTuple):
         """The arguments that are numbers; infinite for others."""
         numbers = []
         for words in self.arguments:
-            is_number = len(words) == 1 and words[0][:1].isdigit() and "_" not in words[0]
-            numbers.append(float(words[0]) if is_number else math.inf)
+            text = words[0] if len(words) == 1 else ""
+            is_number = text[:1].isdigit() and "_" not in text
+            numbers.append(float(text) if is_number else math.inf)
         return numbers
 
 
@@ -298,8 +304,10 @@ def lexed(sql: str, token: re.Pattern[str] = TOKEN) -> tuple[list[tuple[str, str
         if is_open_comment or "\r" in text.strip():
             return tokens, sql[position:]
         is_quoted = kind in ("text", "name")
-        if is_quoted and tokens and not sql[position - 1].isspace() and tokens[-1][1] in ("e", "&"):
-            return tokens, sql[position - 1 :]
+        if is_quoted and tokens and not sql[position - 1].isspace():
+            _, word_before = tokens[-1]
+            if word_before in ("e", "&"):
+                return tokens, sql[position - 1 :]
         position = match.end()
         if kind in ("space", "comment"):
             continue

@@ -16,7 +16,7 @@ import itertools
 import re
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pipelines.core.registry import dialect
@@ -32,21 +32,27 @@ if TYPE_CHECKING:
 MODE = "ANSI_QUOTES,IGNORE_SPACE,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,ONLY_FULL_GROUP_BY,NO_ENGINE_SUBSTITUTION"
 PORT = 3306
 READING_SECONDS = 5.0  # time for a server to say its SQL mode
-# Status and class by error number: errors of the statement first, then of the server's limits and of the server itself.
-_NUMBERS = {
-    1146: (ERROR, "no_such_table"), 1054: (ERROR, "no_such_column"), 1052: (ERROR, "ambiguous_column"),
-    1305: (ERROR, "no_such_function"), 1582: (ERROR, "wrong_arguments"), 1064: (ERROR, "syntax"),
-    1055: (ERROR, "misuse"), 1111: (ERROR, "misuse"), 1140: (ERROR, "misuse"), 1436: (ERROR, "too_complex"),
-    1044: (REFUSED, "not_authorized"), 1045: (REFUSED, "not_authorized"), 1142: (REFUSED, "not_authorized"),
-    1143: (REFUSED, "not_authorized"), 1227: (REFUSED, "not_authorized"), 1290: (REFUSED, "not_authorized"),
-    1370: (REFUSED, "not_authorized"), 1792: (REFUSED, "not_authorized"),
-    1037: (LIMIT, "memory_limit"), 1038: (LIMIT, "memory_limit"), 1041: (LIMIT, "memory_limit"),
-    1114: (LIMIT, "memory_limit"), 1301: (LIMIT, "cell_limit"),
-    1317: (TIMEOUT, "timeout"), 1969: (TIMEOUT, "timeout"), 3024: (TIMEOUT, "timeout"),
-    1205: (UNAVAILABLE, "database_locked"), 1053: (UNAVAILABLE, "database_missing"),
-    1030: (UNAVAILABLE, "disk"), 1034: (UNAVAILABLE, "database_corrupt"), 1815: (UNAVAILABLE, "internal"),
-    2006: (UNAVAILABLE, "connection"), 2013: (UNAVAILABLE, "connection"), 2014: (UNAVAILABLE, "connection"),
-}  # fmt: skip
+# Error numbers by status and class: errors of the statement, then of the server's limits and of the server itself.
+_ERROR_NUMBERS = {
+    (ERROR, "no_such_table"): (1146,),
+    (ERROR, "no_such_column"): (1054,),
+    (ERROR, "ambiguous_column"): (1052,),
+    (ERROR, "no_such_function"): (1305,),
+    (ERROR, "wrong_arguments"): (1582,),
+    (ERROR, "syntax"): (1064,),
+    (ERROR, "misuse"): (1055, 1111, 1140),
+    (ERROR, "too_complex"): (1436,),
+    (REFUSED, "not_authorized"): (1044, 1045, 1142, 1143, 1227, 1290, 1370, 1792),
+    (LIMIT, "memory_limit"): (1037, 1038, 1041, 1114),
+    (LIMIT, "cell_limit"): (1301,),
+    (TIMEOUT, "timeout"): (1317, 1969, 3024),
+    (UNAVAILABLE, "database_locked"): (1205,),
+    (UNAVAILABLE, "database_missing"): (1053,),
+    (UNAVAILABLE, "disk"): (1030,),
+    (UNAVAILABLE, "database_corrupt"): (1034,),
+    (UNAVAILABLE, "internal"): (1815,),
+    (UNAVAILABLE, "connection"): (2006, 2013, 2014),
+}
 _RESERVED = """
     accessible add alter asensitive before between bigint blob call cascade change char character condition continue
     convert cube cume_dist cursor database databases day_hour day_microsecond day_minute day_second dec decimal declare
@@ -149,8 +155,8 @@ class Mysql(Dialect):
     def check_address(address: str) -> None:
         encryption_of(address)
         written_modes = _address_mode(address) or ""
-        modes = {mode.strip() for mode in written_modes.upper().split(",")} - {""}
-        unknown = sorted(modes - _READABLE_MODES)
+        modes = {mode.strip() for mode in written_modes.upper().split(",")}
+        unknown = sorted(modes - _READABLE_MODES - {""})
         if unknown:
             readable = ", ".join(sorted(_READABLE_MODES))
             raise ValueError(f"sql_mode={unknown[0]} cannot be read here: {readable} can")
@@ -219,10 +225,9 @@ class Mysql(Dialect):
                 with connection.cursor() as cursor:
                     cursor.execute(sql)
                     rows: Sequence[Sequence[Any]] = cursor.fetchall()
-                    if sql != Mysql.keys_query:
-                        return rows
-                    # A key has a row for each column here, and one row with lists of columns in other engines.
-                    return [(table, kind, [column], to, [to_column]) for table, kind, column, to, to_column in rows]
+                    if sql == Mysql.keys_query:
+                        return _keys_with_lists(rows)
+                    return rows
 
             yield Catalog(query, query, time.monotonic() + view_seconds)
 
@@ -232,6 +237,16 @@ class Mysql(Dialect):
         if url.scheme not in ("mysql", "mariadb") or not url.hostname:
             raise ValueError("this is not the address of a MySQL server")
         return url._replace(path=f"/{name.lower()}").geturl()
+
+
+def _keys_with_lists(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """The rows of `keys_query` as other engines give them: a key has a row for each column here, and one row with lists
+    of columns there.
+    """
+    keys = []
+    for table, kind, column, to_table, to_column in rows:
+        keys.append((table, kind, [column], to_table, [to_column]))
+    return keys
 
 
 def _in_double_quotes(sql: str) -> str:
@@ -359,28 +374,35 @@ def _given_names(tokens: Sequence[tuple[str, str]], words: Sequence[str], names:
     return given
 
 
+class _QueryWords(NamedTuple):
+    """The words of a query, by their indices."""
+
+    indices: list[int]  # Words outside its subqueries.
+    around: list[list[int]]  # Words of each query around it.
+
+
 def _queries(words: Sequence[str]) -> list[tuple[list[int], list[int]]]:
     """For each query, the indices of its words outside its subqueries, and of the words of the queries around it."""
-    queries: list[tuple[list[int], list[list[int]]]] = [([], [])]
-    open_brackets = [queries[0]]
+    top = _QueryWords([], [])
+    queries = [top]
+    open_brackets = [top]  # the query that each open bracket is of, the innermost last
     for index, word in enumerate(words):
-        indices, around = open_brackets[-1]
+        query = open_brackets[-1]
         if word == ")" and len(open_brackets) > 1:
             open_brackets.pop()
-            indices, _ = open_brackets[-1]
-        indices.append(index)
+            query = open_brackets[-1]
+        query.indices.append(index)
         if word != "(":
             continue
-        if words[index + 1 : index + 2] in (["select"], ["with"], ["values"], ["table"]):
-            subquery: tuple[list[int], list[list[int]]] = ([], [*around, indices])
-            queries.append(subquery)
-            open_brackets.append(subquery)
-        else:
-            open_brackets.append(open_brackets[-1])
+        next_word = words[index + 1 : index + 2]
+        if next_word in (["select"], ["with"], ["values"], ["table"]):
+            query = _QueryWords([], [*query.around, query.indices])
+            queries.append(query)
+        open_brackets.append(query)
     with_outer: list[tuple[list[int], list[int]]] = []
-    for indices, around in queries:
-        outer = list(itertools.chain.from_iterable(around))
-        with_outer.append((indices, outer))
+    for query in queries:
+        outer = list(itertools.chain.from_iterable(query.around))
+        with_outer.append((query.indices, outer))
     return with_outer
 
 
@@ -774,10 +796,13 @@ class MysqlSession(base.DatabaseSession):
         number = error.args[0]
         if not isinstance(number, int):
             return None
-        status, error_class = _NUMBERS.get(number, (ERROR, "runtime"))
-        if status == UNAVAILABLE:
-            return status, error_class, "the server gave no answer"
-        return status, error_class, str(error.args[-1])
+        end = (ERROR, "runtime")
+        for known_end, numbers in _ERROR_NUMBERS.items():
+            if number in numbers:
+                end = known_end
+        status, error_class = end
+        message = "the server gave no answer" if status == UNAVAILABLE else str(error.args[-1])
+        return status, error_class, message
 
     def probe(self) -> None:
         self._connection = self._connect()

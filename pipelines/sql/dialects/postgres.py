@@ -515,7 +515,7 @@ class PostgresSession(base.DatabaseSession):
         relations: set[str] = set()
         for word in words:
             relations.add(self._visible.get(word, word))
-            relations |= {f"{schema}.{word}" for schema in words}
+            relations.update(f"{schema}.{word}" for schema in words)
         return base.StatementNames(
             relations=frozenset(relations), rows=frozenset(), uses=frozenset(), unnamed=True, catalogue=False
         )
@@ -548,9 +548,12 @@ class PostgresSession(base.DatabaseSession):
                 # `statement_timeout` runs anew for each FETCH.
                 with base.interrupted_at(self.deadline, connection.cancel_safe) as cancelled:
                     # From PostgreSQL 14 on a statement also ends when its worker is gone.
-                    leave = b"; SET LOCAL client_connection_check_interval = 100"
-                    cursor.execute(b"BEGIN READ ONLY" + (leave if connection.info.server_version >= 140000 else b""))
-                    cursor.execute(b"DECLARE answer NO SCROLL CURSOR FOR " + body(sql).encode(), binary=True)
+                    begin = b"BEGIN READ ONLY"
+                    if connection.info.server_version >= 140000:
+                        begin += b"; SET LOCAL client_connection_check_interval = 100"
+                    query = body(sql).encode()
+                    cursor.execute(begin)
+                    cursor.execute(b"DECLARE answer NO SCROLL CURSOR FOR " + query, binary=True)
                     forward = b"FETCH FORWARD %d FROM answer"
                     return self.result(cursor, max_rows, lambda count: cursor.execute(forward % count).fetchall())
             finally:

@@ -17,6 +17,7 @@ from pipelines.sql.dialects.sqlite import OUTCOME_COLUMNS
 from pipelines.sql.equalities import official
 
 Row = tuple[Any, ...]
+ColumnPath = tuple[int, ...]  # places of predicted columns that were chosen for gold columns
 MAX_STEPS = 2_000  # partial choices of columns in the search of `suite`
 
 # Rows that are equal but for the last bits of their floats, and bags of such rows, for the equality `strict`.
@@ -325,9 +326,10 @@ def _equal_by_permutation(gold: Sequence[Row], predicted: Sequence[Row]) -> bool
     gold_columns = list(zip(*gold, strict=True))
     predicted_columns = list(zip(*predicted, strict=True))
     candidates_of = _candidate_columns(gold_columns, predicted_columns)
-    order = sorted(range(len(gold_columns)), key=lambda index: len(candidates_of[index]))
+    n_columns = len(gold_columns)
+    order = sorted(range(n_columns), key=lambda index: len(candidates_of[index]))
     first_candidates = iter(candidates_of[order[0]])
-    stack: list[tuple[tuple[int, ...], Iterator[int]]] = [((), first_candidates)]
+    stack: list[tuple[ColumnPath, Iterator[int]]] = [((), first_candidates)]
     steps = 0
     while stack and steps < MAX_STEPS:
         path, candidates = stack[-1]
@@ -342,7 +344,7 @@ def _equal_by_permutation(gold: Sequence[Row], predicted: Sequence[Row]) -> bool
         predicted_rows = _bag_of_rows(predicted_columns, path)
         if gold_rows != predicted_rows:
             continue
-        if len(path) == len(gold_columns):
+        if len(path) == n_columns:
             return True
         # Columns that hold the same cells row by row are one choice, not several.
         distinct: dict[tuple[Any, ...], int] = {}

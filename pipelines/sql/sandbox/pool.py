@@ -120,9 +120,9 @@ def _is_result(reply: Any) -> bool:
         return False
     if not _is_text_or_none(error) or not _is_text_or_none(error_class):
         return False
-    if not isinstance(columns, (list, tuple)) or not all(isinstance(name, str) for name in columns):
+    if not isinstance(columns, (list, tuple)) or not isinstance(rows, (list, tuple)):
         return False
-    if not isinstance(rows, (list, tuple)) or set(map(type, rows)) - {tuple}:
+    if not all(isinstance(name, str) for name in columns) or set(map(type, rows)) - {tuple}:
         return False
     if set(map(len, rows)) - {len(columns)}:
         return False
@@ -165,7 +165,8 @@ class Worker:
                 needs_packages = dialect.needs_packages
                 environment = dialect.worker_environment()
             plugins = for_workers(engine)
-            code = START.format(root=str(ROOT), session=session, fd=fd, bounds=json.dumps(bounds), plugins=plugins)
+            limits = json.dumps(bounds)
+            code = START.format(root=str(ROOT), session=session, fd=fd, bounds=limits, plugins=plugins)
             flags = ["-I"] if needs_packages or plugins else ["-I", "-S"]
             self._process = subprocess.Popen(
                 [sys.executable, *flags, "-c", code],
@@ -407,14 +408,16 @@ class Pool:
         return self._homes[number]
 
     def _dispatch(self, now: float) -> None:
-        for slot in range(len(self._homes)):
+        n_homes = len(self._homes)
+        for slot in range(n_homes):
             self._feed(slot, now)
-        for slot in range(len(self._homes), len(self._workers)):
+        for slot in range(n_homes, len(self._workers)):
+            workers_before = self._workers[:slot]
             if not any(self._homes):
                 return
-            if not all(worker is not None and worker.is_stuck(now) for worker in self._workers[:slot]):
+            if not all(worker is not None and worker.is_stuck(now) for worker in workers_before):
                 return
-            is_first_spare = slot == len(self._homes)
+            is_first_spare = slot == n_homes
             if is_first_spare or self._has_urgent_task():
                 self._feed(slot, now)
 
@@ -431,12 +434,15 @@ class Pool:
                 source = self._homes[slot]
             elif worker is None or not worker.held:  # it has nothing at all to do: the fullest home
                 fullest = max(self._homes, key=len)
-                if slot >= len(self._homes) or self._workers[self._homes.index(fullest)] is not None:
+                home_slot = self._homes.index(fullest)
+                if slot >= len(self._homes) or self._workers[home_slot] is not None:
                     source = fullest
             if not source:
                 return
-            if worker is not None and (len(worker.batches) >= IN_FLIGHT or worker.is_stuck(now)):
-                return
+            if worker is not None:
+                has_room = len(worker.batches) < IN_FLIGHT
+                if not has_room or worker.is_stuck(now):
+                    return
             if worker is None:
                 try:
                     worker = Worker(self._engine, self._bounds, self._hidden)
