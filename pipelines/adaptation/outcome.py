@@ -94,7 +94,7 @@ def questions_by_table(recipe: Recipe, questions: Sequence[Example]) -> dict[str
 
 
 def paired_table(
-    slug: str, title: str, what: str, groups: Groups, before: Records, after: Records, recipe: Recipe
+    slug: str, title: str, heading: str, groups: Groups, before: Records, after: Records, recipe: Recipe
 ) -> ReportTable:
     """EX before and after of each group of questions, greedy, with the paired difference.
 
@@ -102,7 +102,7 @@ def paired_table(
         what: the heading of the groups' column.
     """
     columns = (
-        TableColumn(what),
+        TableColumn(heading),
         TableColumn("questions", "count"),
         TableColumn("EX before", "percent"),
         TableColumn("EX after", "percent"),
@@ -112,9 +112,9 @@ def paired_table(
     )
     rows: list[tuple[Cell, ...]] = []
     for name, ids in groups.items():
-        wanted = set(ids)
-        old = [record for record in before if record.example_id in wanted]
-        new = [record for record in after if record.example_id in wanted]
+        ids_of_group = set(ids)
+        old = [record for record in before if record.example_id in ids_of_group]
+        new = [record for record in after if record.example_id in ids_of_group]
         comparison = compare(old, new, recipe.headline, (BEFORE, AFTER), seed=recipe.seed)
         if comparison is None:
             continue
@@ -140,13 +140,13 @@ def failure_table(questions: Mapping[str, Example], after: Records, equality: st
         if record.right(equality) or record.example_id not in questions:
             continue
         question = questions[record.example_id]
-        why = ""
+        error_class = ""
         if record.diagnosis is not None:
-            why = record.diagnosis.error.replace("_", " ")
+            error_class = record.diagnosis.error.replace("_", " ")
         row = (
             _in_one_line(question.question),
             record.hardness,
-            why,
+            error_class,
             _in_one_line(record.final_sql or ""),
             _in_one_line(question.gold_sql),
         )

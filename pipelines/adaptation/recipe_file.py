@@ -110,10 +110,10 @@ def _training_sizes(start: TrainingStart, n_questions: int) -> dict[str, Any]:
     return {"sft": sft, "grpo": grpo}
 
 
-def _epochs(wanted: int, available: int, most: int) -> int:
+def _epochs(target: int, available: int, maximum: int) -> int:
     """Passes over the available demonstrations that show about as many as wanted: 1 to `most`."""
-    passes = round(wanted / available)
-    return min(most, max(1, passes))
+    passes = round(target / available)
+    return min(maximum, max(1, passes))
 
 
 def write_recipe(

@@ -110,14 +110,14 @@ def _warn_of_missing_files(source: Source) -> None:
     folder = source_folder(source)
     options = SpiderOptions.model_validate(source.options)
     names = _file_names(source.split, options)
-    found = [path.name for path in _question_files(folder, source.split, options)]
-    missing = [name for name in names if name not in found]
-    if missing and found[0] in names:
+    existing_names = [path.name for path in _question_files(folder, source.split, options)]
+    missing = [name for name in names if name not in existing_names]
+    if missing and existing_names[0] in names:
         hint = ""
         if missing[0] == OTHERS:
             hint = " (options.others=false asks for no other)"
         message = "%s has no %s: the questions of split %s are those of %s alone%s"
-        warn_once(log, message, folder, missing[0], source.split, found[0], hint)
+        warn_once(log, message, folder, missing[0], source.split, existing_names[0], hint)
 
 
 def _with_conversation(example: Example, row: Any) -> Example:

@@ -184,26 +184,26 @@ def stream(path: Path) -> Iterator[NumberedRow]:
     with file:
         try:
             text = file.read(CHUNK)
-            place = _skip(text, 0)
-            if text[place : place + 1] != "[":
+            position = _skip(text, 0)
+            if text[position : position + 1] != "[":
                 raise DataError(f"{path} does not begin with a JSON list", HINT)
-            place += 1
+            position += 1
             while True:
-                place = _skip(text, place)
-                if text[place : place + 1] == "]":
-                    _refuse_more(path, file, text[place + 1 :])
+                position = _skip(text, position)
+                if text[position : position + 1] == "]":
+                    _refuse_more(path, file, text[position + 1 :])
                     return
-                item, end = _decode_item(text, place)
+                item, end = _decode_item(text, position)
                 if end < len(text):
                     yield number, item
                     number += 1
-                    place = end
+                    position = end
                     continue
                 more = file.read(CHUNK)  # the item is cut off here, or may be
                 if not more:
                     raise DataError(f"{path} is torn: it ends within item {number}", "Download it again.")
-                text = text[place:] + more
-                place = 0
+                text = text[position:] + more
+                position = 0
                 if len(text) > MOST_CHARS:
                     limit = f"longer than {MOST_CHARS} characters"
                     raise DataError(f"{path}: item {number} is not JSON, or {limit}", HINT)
@@ -219,19 +219,19 @@ def _refuse_more(path: Path, file: IO[str], text: str) -> None:
         text = file.read(CHUNK)
 
 
-def _decode_item(text: str, place: int) -> tuple[Any, int]:
+def _decode_item(text: str, position: int) -> tuple[Any, int]:
     """The item that begins at a place of a text, or its `BadRow`, and its end; the text's end for a cut item."""
     try:
-        return DECODER.raw_decode(text, place)
+        return DECODER.raw_decode(text, position)
     except RepeatedName as error:
-        _, end = json.JSONDecoder().raw_decode(text, place)
+        _, end = json.JSONDecoder().raw_decode(text, position)
         return BadRow("repeated_name", str(error)), end
     except (ValueError, RecursionError):
         return None, len(text)
 
 
-def _skip(text: str, place: int) -> int:
+def _skip(text: str, position: int) -> int:
     """The place behind the blanks and the commas before the next item."""
-    while text[place : place + 1] and text[place] in " \t\r\n,":
-        place += 1
-    return place
+    while text[position : position + 1] and text[position] in " \t\r\n,":
+        position += 1
+    return position

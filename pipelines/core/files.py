@@ -165,19 +165,19 @@ def append_durably(path: Path, line: str) -> None:
             raise
 
 
-def unused_path(place: Path) -> Path:
+def unused_path(path_start: Path) -> Path:
     """The first of the paths PLACE-0, PLACE-1, ... that does not exist."""
     for number in itertools.count():
-        path = place.with_name(f"{place.name}-{number}")
+        path = path_start.with_name(f"{path_start.name}-{number}")
         if not os.path.lexists(path):
             return path
     raise AssertionError("there is always another number")
 
 
-def folder_names(place: Path) -> list[str]:
+def folder_names(folder: Path) -> list[str]:
     """The names of the folders in a folder, sorted, except those that begin with a dot; [] if it does not exist."""
     try:
-        with os.scandir(place) as entries:
+        with os.scandir(folder) as entries:
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -206,16 +206,16 @@ def require_room(path: Path, megabytes: int) -> None:
 
 
 @contextlib.contextmanager
-def writing(place: Path) -> Iterator[None]:
-    """Report in one line that the disk of a place is full or may not be written, whichever library noticed it first."""
+def writing(folder: Path) -> Iterator[None]:
+    """Report in one line that a disk is full or may not be written, whichever library noticed it first."""
     try:
         yield
     except Exception as error:
-        full = disk_full(error, place)
+        full = disk_full(error, folder)
         if full is not None:
             raise full from None
         if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
-            raise ResourceError(f"cannot write {error.filename or place}", "Pass --store DIR.") from None
+            raise ResourceError(f"cannot write {error.filename or folder}", "Pass --store DIR.") from None
         raise
 
 
@@ -228,7 +228,7 @@ def writing_to(path: Path, hint: str = "") -> Iterator[None]:
         raise DataError(f"{path} cannot be written: {error.strerror}", hint) from None
 
 
-def disk_full(error: BaseException, place: Path) -> ResourceError | None:
+def disk_full(error: BaseException, folder: Path) -> ResourceError | None:
     """The error of a full disk if an error, or one of its causes, reports one, each library in its own words.
 
     Any other error than the user's, such as the death of a worker, counts if the disk has less than `NO_ROOM` bytes.
@@ -240,11 +240,11 @@ def disk_full(error: BaseException, place: Path) -> ResourceError | None:
         cause = cause.__cause__ or cause.__context__
     if not is_full and not isinstance(error, UserError):
         with contextlib.suppress(OSError):
-            is_full = shutil.disk_usage(place).free < NO_ROOM
+            is_full = shutil.disk_usage(folder).free < NO_ROOM
     if not is_full:
         return None
     return ResourceError(
-        f"no space left under {place}", "Free some space (sqltrain store gc) and run again: what is finished stands."
+        f"no space left under {folder}", "Free some space (sqltrain store gc) and run again: what is finished stands."
     )
 
 

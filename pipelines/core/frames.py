@@ -93,14 +93,14 @@ def windows(path: Path, rows: Sequence[int] | pl.Series | None = None) -> Iterat
     """The rows of a Parquet file, or those of rising numbers, a row group at a time and so in little memory."""
     length = pl.scan_parquet(path, glob=False).select(pl.len())
     count = _collect(path, length).item()
-    wanted = np.arange(count)
+    row_numbers = np.arange(count)
     if rows is not None:
-        wanted = np.asarray(rows)
+        row_numbers = np.asarray(rows)
     window_starts = range(0, count + WINDOW, WINDOW)
-    bounds = np.searchsorted(wanted, window_starts)
+    bounds = np.searchsorted(row_numbers, window_starts)
     for start, end in itertools.pairwise(bounds):
         if end > start:
-            rows_of_window = wanted[start:end].tolist()
+            rows_of_window = row_numbers[start:end].tolist()
             yield take(path, rows_of_window)
 
 

@@ -171,8 +171,8 @@ def _item(text: str, begin: int) -> tuple[Any, int]:
         return BadRow("repeated_name", str(error), text[begin:end]), end
 
 
-def _behind_blanks(text: str, place: int) -> int:
-    match = _BLANKS.match(text, place)
+def _behind_blanks(text: str, position: int) -> int:
+    match = _BLANKS.match(text, position)
     assert match is not None  # the pattern matches no blanks, too
     return match.end()
 

@@ -133,9 +133,9 @@ class Remote:
                 raise refused(remote_folder, f"{name!r} has {n_bytes} bytes, and its manifest says {claimed}")
         return content, claims, sizes
 
-    def files_below(self, place: str) -> dict[str, int]:
+    def files_below(self, folder_name: str) -> dict[str, int]:
         """The sizes in bytes of the files below a folder there, by their names in it; {} if there is no such folder."""
-        folder = f"{self.root}/{place}"
+        folder = f"{self.root}/{folder_name}"
         files = self._try(lambda: self.files.find(folder, detail=True))
         sizes = {}
         for path, entry in files.items():
@@ -237,16 +237,18 @@ def select_stages(names: Sequence[tuple[str, str]], wanted: Sequence[str], where
     return sorted(set(stages))
 
 
-def refused(what: str, why: str) -> DataError:
+def refused(subject: str, reason: str) -> DataError:
     """The error for a file that no store writes in this way."""
-    return DataError(f"{what} is refused: {why}", "It was changed, or no store: push it again from where it is whole.")
+    return DataError(
+        f"{subject} is refused: {reason}", "It was changed, or no store: push it again from where it is whole."
+    )
 
 
-def parse_json(content: bytes, what: str) -> Any:
+def parse_json(content: bytes, file: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
-        raise refused(what, "it is not JSON") from None
+        raise refused(file, "it is not JSON") from None
 
 
 def path_inside(work: Path, name: str) -> Path:

@@ -243,10 +243,10 @@ def _card_files() -> list[Path]:
 
 def described_by(address: str) -> str | None:
     """The name of the first card that describes this file or address; None if there is none."""
-    wanted = identity(address)
+    wanted_identity = identity(address)
     for path in _card_files():
         card = read(path)
-        if identity(card.location) == wanted:
+        if identity(card.location) == wanted_identity:
             return path.stem
     return None
 
@@ -286,8 +286,8 @@ def merge_cards(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
         if table.hidden or hidden:  # it may come back
             tables[old_name] = table.model_copy(update={"columns": hidden})
     password_env = fresh.password_env or old.password_env
-    kept = {"password_env": password_env, "notes": old.notes, "metrics": old.metrics, "tables": tables}
-    return fresh.model_copy(update=kept)
+    kept_values = {"password_env": password_env, "notes": old.notes, "metrics": old.metrics, "tables": tables}
+    return fresh.model_copy(update=kept_values)
 
 
 def _merge_columns(fresh: TableCard, old: TableCard, engine: EngineName) -> dict[str, ColumnCard]:

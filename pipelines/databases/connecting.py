@@ -118,8 +118,8 @@ class DatabaseConnection:
             merged = card.merge_cards(fresh, self.old)
             _tell_lost_words(card.lost_words(fresh, self.old), say)
         if dbt_target is not None:
-            merged, taken = dbt.with_dbt(merged, dbt_target)
-            say(_dbt_line(taken))
+            merged, counts = dbt.with_dbt(merged, dbt_target)
+            say(_dbt_line(counts))
         card.write(self.path, merged)
         return ConnectedDatabase(
             name=self.name,
@@ -223,16 +223,16 @@ def _check_role(
         raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
 
 
-def _tell_lost_words(lost: Sequence[str], say: Say) -> None:
-    if not lost:
+def _tell_lost_words(lost_names: Sequence[str], say: Say) -> None:
+    if not lost_names:
         return
-    names = ", ".join(lost[:MAX_LISTED])
-    if len(lost) > MAX_LISTED:
-        names += f" and {len(lost) - MAX_LISTED} more"
+    names = ", ".join(lost_names[:MAX_LISTED])
+    if len(lost_names) > MAX_LISTED:
+        names += f" and {len(lost_names) - MAX_LISTED} more"
     say(f"note: gone from the database, so the card loses their descriptions and synonyms: {names}")
 
 
-def _dbt_line(taken: Counter[str]) -> str:
-    kinds = [*DBT_KINDS, *(kind for kind in taken if kind not in DBT_KINDS)]
-    counts = ", ".join(f"{taken[kind]} {kind}" for kind in kinds)
-    return f"dbt: {counts}"
+def _dbt_line(counts: Counter[str]) -> str:
+    kinds = [*DBT_KINDS, *(kind for kind in counts if kind not in DBT_KINDS)]
+    counted_kinds = ", ".join(f"{counts[kind]} {kind}" for kind in kinds)
+    return f"dbt: {counted_kinds}"

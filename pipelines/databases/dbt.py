@@ -240,10 +240,10 @@ def _has_test(entry: Mapping[str, Any]) -> bool:
 
 def _has_arguments(test: Mapping[str, Any]) -> bool:
     """Whether the arguments of a test are an object, and its values a list."""
-    written = test.get("kwargs") or {}
-    if not isinstance(written, dict):
+    kwargs = test.get("kwargs") or {}
+    if not isinstance(kwargs, dict):
         return False
-    inner_arguments = written.get("arguments") or {}
+    inner_arguments = kwargs.get("arguments") or {}
     if not isinstance(inner_arguments, dict):
         return False
     values = _arguments(test).get("values") or []
@@ -257,9 +257,9 @@ def _bare(name: str) -> str:
 
 def _arguments(test: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a test; newer projects write them under `arguments`."""
-    written = test.get("kwargs") or {}
-    inner_arguments = written.get("arguments") or {}
-    return {**written, **inner_arguments}
+    kwargs = test.get("kwargs") or {}
+    inner_arguments = kwargs.get("arguments") or {}
+    return {**kwargs, **inner_arguments}
 
 
 def _referred(to: str, nodes: Mapping[str, Any]) -> str | None:

@@ -237,12 +237,12 @@ def _require_tensors(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     """Read a file again: each tensor of the checkpoint must be there, and no other."""
     import gguf
 
-    found = {}
+    shapes_in_file = {}
     for tensor in gguf.GGUFReader(path).tensors:
         shape = [int(size) for size in tensor.shape]
-        found[tensor.name] = shape[::-1]
-    for name in sorted(found.keys() | shapes.keys()):
-        if found.get(name) != shapes.get(name):
+        shapes_in_file[tensor.name] = shape[::-1]
+    for name in sorted(shapes_in_file.keys() | shapes.keys()):
+        if shapes_in_file.get(name) != shapes.get(name):
             raise DataError(f"{path.name} does not hold what the checkpoint has: {name}", FOLDER)
 
 

@@ -133,11 +133,11 @@ def _without_password(row: BadRow) -> BadRow:
     return row
 
 
-def _unique_id(given: Any, file: str, mark: str) -> str:
+def _unique_id(id_in_row: Any, file: str, mark: str) -> str:
     """A row's id in its batch: its own, or the name of its file, with the beginning of its digest."""
-    is_number = isinstance(given, int) and not isinstance(given, bool)
-    is_text = isinstance(given, str) and given != ""
-    name = given if is_number or is_text else file
+    is_number = isinstance(id_in_row, int) and not isinstance(id_in_row, bool)
+    is_text = isinstance(id_in_row, str) and id_in_row != ""
+    name = id_in_row if is_number or is_text else file
     return f"{name}-{mark[:8]}"
 
 

@@ -286,8 +286,8 @@ def _curate(context: NightContext, recipe: Recipe, role: str) -> Keys:
     """The keys of a recipe's curated stages, each checked against its contract; finished ones are not walked again."""
     steps = graph.plan(recipe, context.store, among=CURATION)
     if not all(step.cached for step in steps):
-        made = context.make(recipe, steps, role)
-        return {name: stage.key for name, stage in made.items()}
+        finished = context.make(recipe, steps, role)
+        return {name: stage.key for name, stage in finished.items()}
     for step in steps:
         context.check_finished(step)
     return {step.name: step.key for step in steps}

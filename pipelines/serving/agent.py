@@ -145,10 +145,10 @@ class AnsweringModel:
     policy: Policy
     recipe: Recipe  # its protocol, its sampling and its limits of execution.
 
-    def with_turn_tokens(self, most: int) -> Self:
+    def with_turn_tokens(self, maximum: int) -> Self:
         """The same model, of which a turn has at most so many tokens."""
         evaluation = self.recipe.evaluation
-        turn_tokens = min(most, evaluation.sampling.turn_tokens)
+        turn_tokens = min(maximum, evaluation.sampling.turn_tokens)
         sampling = evaluation.sampling.model_copy(update={"turn_tokens": turn_tokens})
         evaluation = evaluation.model_copy(update={"sampling": sampling})
         recipe = self.recipe.model_copy(update={"evaluation": evaluation})

@@ -115,8 +115,8 @@ class Feedback:
         of_user = "SELECT id FROM asked WHERE ? IS NULL OR user = ? ORDER BY at, id"
         by_id = "SELECT * FROM asked WHERE id = ?"
         verdicts_by_id = "SELECT at, good, sql FROM verdict WHERE id = ? ORDER BY number"
-        for asked in self._read(of_user, user, user):
-            for row in self._read(by_id, asked["id"]):  # no row if it is deleted by now
+        for question in self._read(of_user, user, user):
+            for row in self._read(by_id, question["id"]):  # no row if it is deleted by now
                 verdicts = self._read(verdicts_by_id, row["id"])
                 for verdict in verdicts:
                     verdict["good"] = bool(verdict["good"])

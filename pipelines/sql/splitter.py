@@ -53,30 +53,30 @@ class Statement(NamedTuple):
     inner_end: int | None
 
 
-def split_script(script: str, engine: str = "sqlite", at: int = 0) -> Iterator[Statement]:
+def split_script(script: str, engine: str = "sqlite", position: int = 0) -> Iterator[Statement]:
     """The statements of a script from a place on."""
-    while at < len(script):
-        statement = _next_statement(script, engine, at)
-        at = statement.after
+    while position < len(script):
+        statement = _next_statement(script, engine, position)
+        position = statement.after
         if statement.text or not statement.is_closed:
             yield statement
 
 
-def _next_statement(script: str, engine: str, at: int) -> Statement:
+def _next_statement(script: str, engine: str, position: int) -> Statement:
     """The statement from a place on, without text if there is only a comment or nothing."""
     signs = _SIGNS.get(engine, _POSTGRES_SIGNS)
     has_triggers = engine.startswith("sqlite")
     text = ""
-    begin = at
-    end = at
+    begin = position
+    end = position
     has_begun = False
     inner_end: int | None = None
     is_closed = True
-    while at < len(script):
-        match = signs.match(script, at)
+    while position < len(script):
+        match = signs.match(script, position)
         kind = match.lastgroup if match else None
-        start = at
-        at = match.end() if match else at + 1
+        start = position
+        position = match.end() if match else position + 1
         if kind == "end":
             may_be_trigger = has_triggers and _CREATE.match(text) is not None
             if not may_be_trigger or sqlite3.complete_statement(text + ";"):
@@ -84,24 +84,24 @@ def _next_statement(script: str, engine: str, at: int) -> Statement:
             text += ";"  # inside the body of a trigger
             continue
         if kind == "open":
-            at = len(script)
+            position = len(script)
             is_closed = False
         elif kind == "block":
-            at, is_closed = _block_end(script, start, engine in _NESTING)
+            position, is_closed = _block_end(script, start, engine in _NESTING)
         is_comment = kind in ("comment", "block")
-        text += " " if is_comment else script[start:at]
+        text += " " if is_comment else script[start:position]
         is_blank = is_comment or script[start].isspace()
         if not has_begun:
             begin = start
             has_begun = not is_blank
         if not is_blank:
-            end = at
+            end = position
         if inner_end is None and kind in ("quoted", "open", "block") and (has_begun or not is_closed):
-            inner = _END_OF_LINE.search(script, start, at)
+            inner = _END_OF_LINE.search(script, start, position)
             inner_end = inner.start() if inner else None
     if not is_closed:
         end = len(script)
-    return Statement(text.strip(), begin, end, at, is_closed, inner_end)
+    return Statement(text.strip(), begin, end, position, is_closed, inner_end)
 
 
 def _block_end(script: str, start: int, nests: bool) -> tuple[int, bool]:

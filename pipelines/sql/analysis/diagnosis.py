@@ -110,11 +110,11 @@ def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:
 
 def _close_names(missing: Unknown, columns_by_table: Mapping[str, Sequence[str]]) -> list[str]:
     """The database's names that come closest to an unknown table or column."""
-    names = set(columns_by_table)
+    known_names = set(columns_by_table)
     if missing.kind == "column":
-        names = set().union(*columns_by_table.values())
+        known_names = set().union(*columns_by_table.values())
     bare_name = missing.name.rpartition(".")[2]
-    return difflib.get_close_matches(bare_name.lower(), sorted(names), n=2)
+    return difflib.get_close_matches(bare_name.lower(), sorted(known_names), n=2)
 
 
 def _compared_with_gold(predicted: Reading, gold: Reading, failure: Failure) -> tuple[Diagnosis, list[Item]]:
@@ -225,21 +225,21 @@ def _conditions_on(column: Item, reading: Reading) -> list[Condition]:
 
 
 def _condition_clues(
-    given: Condition, wanted: Condition, stored: Mapping[Item, Sequence[Scalar]], looked_up: set[Item]
+    condition: Condition, gold_condition: Condition, stored: Mapping[Item, Sequence[Scalar]], looked_up: set[Item]
 ) -> Iterator[Hint]:
     """Clues about a comparison that stands in place of another one on the same column."""
-    if given.operator != wanted.operator:
-        yield Hint("operator", f"{given}; gold: {wanted}")
-    if given.values == wanted.values:
+    if condition.operator != gold_condition.operator:
+        yield Hint("operator", f"{condition}; gold: {gold_condition}")
+    if condition.values == gold_condition.values:
         return
     notes = ""
     # A constant that is not stored names the spellings that are; a pattern or a bound need not be stored.
-    plain_operator = given.operator.removeprefix("NOT ")
+    plain_operator = condition.operator.removeprefix("NOT ")
     if plain_operator in ("=", "!=", "IN"):
-        looked_up.add(given.column)
-        stored_values = stored.get(given.column, ())
-        notes = _spelling_notes(given, stored_values)
-    yield Hint("wrong_literal", f"{given}; gold: {wanted}{notes}")
+        looked_up.add(condition.column)
+        stored_values = stored.get(condition.column, ())
+        notes = _spelling_notes(condition, stored_values)
+    yield Hint("wrong_literal", f"{condition}; gold: {gold_condition}{notes}")
 
 
 def _spelling_notes(condition: Condition, stored: Sequence[Scalar]) -> str:

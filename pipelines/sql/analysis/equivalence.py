@@ -131,8 +131,8 @@ def _is_ambiguous(node: exp.Expr, names: Set[str]) -> bool:
     if not isinstance(node, exp.Alias | exp.CTE):
         return False
     alias = node.alias.lower()
-    named = node.this
-    is_own_name = isinstance(named, exp.Column) and named.name.lower() == alias
+    named_node = node.this
+    is_own_name = isinstance(named_node, exp.Column) and named_node.name.lower() == alias
     return alias in names and not is_own_name
 
 
@@ -322,20 +322,20 @@ def _values_near_constants(trees: Sequence[exp.Expr]) -> tuple[Mapping[str, Sequ
             continue
         columns = condition.find_all(exp.Column)
         names = {column.name.lower() for column in columns}
-        near = _values_near(constant)
+        near_values = _values_near(constant)
         for name in names:
-            values[name] += near
+            values[name] += near_values
     return values, row_counts
 
 
 def _values_near(constant: str) -> list[Scalar]:
     """A constant, texts that differ from it a little, and the numbers beside it."""
-    near: list[Scalar] = [constant, constant]
-    near += [f"{constant}b", f"a{constant}", constant.swapcase(), constant[:-1]]
+    near_values: list[Scalar] = [constant, constant]
+    near_values += [f"{constant}b", f"a{constant}", constant.swapcase(), constant[:-1]]
     with contextlib.suppress(ValueError):
         number = float(constant)
-        near += [number, number, number - 1, number + 1]
-    return near
+        near_values += [number, number, number - 1, number + 1]
+    return near_values
 
 
 def _orphan_deletes(table: Table, used: Set[str]) -> list[str]:
@@ -369,10 +369,10 @@ def _random_rows(
     pools: list[list[Scalar]] = []
     for column in table.columns:
         name = column.name.lower()
-        common, near = _candidate_values(column, values_near)
-        pool = [*common, *near]
+        common, near_values = _candidate_values(column, values_near)
+        pool = [*common, *near_values]
         if not column.primary_key and column.name not in foreign:
-            candidates = [*near, *near, *common]
+            candidates = [*near_values, *near_values, *common]
             size = rng.choice((2, 3, 5))
             pool = rng.choices(candidates, k=size)
         if (table.name.lower(), name) not in never_null:
@@ -393,10 +393,10 @@ def _candidate_values(
 ) -> tuple[Sequence[Scalar], list[Scalar]]:
     """The common values of a column's type, and those of this type near the constants that it is compared with."""
     is_number = bool(_NUMBER_TYPE.search(column.type.upper()))
-    near: list[Scalar] = []
+    near_values: list[Scalar] = []
     for value in values_near.get(column.name.lower(), ()):
         if isinstance(value, float) == is_number:
-            near.append(value)
+            near_values.append(value)
     if is_number:
-        return SOME_NUMBERS, near
-    return SOME_TEXTS, near
+        return SOME_NUMBERS, near_values
+    return SOME_TEXTS, near_values

@@ -616,52 +616,52 @@ class Hidden(NamedTuple):
             types=self.types.union(map(fold, types)),
         )
 
-    def is_read_by(self, named: StatementNames) -> bool:
+    def is_read_by(self, statement: StatementNames) -> bool:
         """Whether a statement reads something hidden, or could."""
-        calls = self._calls_of_rows(named)
-        if named.catalogue or self._is_named_in(named, calls):
+        calls = self._calls_of_rows(statement)
+        if statement.catalogue or self._is_named_in(statement, calls):
             return True
-        if any(self.is_read_by(part) for part in named.parts):
+        if any(self.is_read_by(part) for part in statement.parts):
             return True
-        if named.reads is not None:
-            return self._hides_any(named.reads)
+        if statement.reads is not None:
+            return self._hides_any(statement.reads)
         # Tables that have hidden columns are left.
-        relations = frozenset(map(fold, named.relations))
-        veiled = relations.union(map(fold, named.outer)) & self.columns.keys()
+        relations = frozenset(map(fold, statement.relations))
+        veiled = relations.union(map(fold, statement.outer)) & self.columns.keys()
         if not veiled:
             return False
-        if named.unnamed or not veiled.isdisjoint(map(fold, named.starred)):
+        if statement.unnamed or not veiled.isdisjoint(map(fold, statement.starred)):
             return True
-        if self._hides_any(named.columns):
+        if self._hides_any(statement.columns):
             return True
-        if self._is_veiled_row_read(named, veiled, calls):
+        if self._is_veiled_row_read(statement, veiled, calls):
             return True
-        return self._is_veiled_column_read(named, veiled, relations)
+        return self._is_veiled_column_read(statement, veiled, relations)
 
-    def _is_named_in(self, named: StatementNames, calls: Set[tuple[str, str]]) -> bool:
+    def _is_named_in(self, statement: StatementNames, calls: Set[tuple[str, str]]) -> bool:
         """Whether a statement names a hidden table, function or type."""
-        if not self.tables.isdisjoint(map(fold, named.relations)):
+        if not self.tables.isdisjoint(map(fold, statement.relations)):
             return True
-        if not self.functions.isdisjoint(map(fold, named.functions)):
+        if not self.functions.isdisjoint(map(fold, statement.functions)):
             return True
         if not self.functions.isdisjoint(function for _, function in calls):
             return True
-        return not self.types.isdisjoint(map(fold, named.types))
+        return not self.types.isdisjoint(map(fold, statement.types))
 
     def _hides_any(self, columns: Iterable[tuple[str, str]]) -> bool:
         return any(self.hides(table, column) for table, column in columns)
 
-    def _calls_of_rows(self, named: StatementNames) -> set[tuple[str, str]]:
+    def _calls_of_rows(self, statement: StatementNames) -> set[tuple[str, str]]:
         """The uses t.f, as (row, function), that may be a call f(t) in an engine that reads them so."""
         if self.attributes is None:
             return set()
         columns_of: dict[str, frozenset[str]] = {}  # columns that each name of a row certainly has
-        for row, relation in named.rows:
+        for row, relation in statement.rows:
             name = fold(row)
             columns = self.attributes.get(fold(relation), frozenset())
             columns_of[name] = columns & columns_of.get(name, columns)
         calls: set[tuple[str, str]] = set()
-        for use in named.uses:
+        for use in statement.uses:
             if len(use) < 2:
                 continue
             *_, row, function = use
@@ -669,21 +669,21 @@ class Hidden(NamedTuple):
                 calls.add((fold(row), fold(function)))
         return calls
 
-    def _is_veiled_row_read(self, named: StatementNames, veiled: Set[str], calls: Set[tuple[str, str]]) -> bool:
+    def _is_veiled_row_read(self, statement: StatementNames, veiled: Set[str], calls: Set[tuple[str, str]]) -> bool:
         """Whether a statement may take the row of a table with hidden columns as a value."""
         values = {row for row, _ in calls}
-        values.update(fold(use[-1]) for use in named.uses)
-        veiled_rows = {fold(row) for row, relation in named.rows if fold(relation) in veiled}
+        values.update(fold(use[-1]) for use in statement.uses)
+        veiled_rows = {fold(row) for row, relation in statement.rows if fold(relation) in veiled}
         return not veiled_rows.isdisjoint(values)
 
-    def _is_veiled_column_read(self, named: StatementNames, veiled: Set[str], relations: Set[str]) -> bool:
+    def _is_veiled_column_read(self, statement: StatementNames, veiled: Set[str], relations: Set[str]) -> bool:
         """Whether a name of a statement may be a hidden column of one of the tables that have some."""
         relations_of: dict[str, list[str]] = {}  # key: the name of a row
-        for row, relation in named.rows:
+        for row, relation in statement.rows:
             with_name = relations_of.setdefault(fold(row), [])
             with_name.append(fold(relation))
         bare: set[str] = set()  # names that may stand for a column of any table
-        for use in named.uses:
+        for use in statement.uses:
             *qualifiers, name = map(fold, use)
             qualified: list[str] = []
             if qualifiers:
@@ -729,8 +729,8 @@ class Hidden(NamedTuple):
                 return hidden
             hidden = hidden.extended(readers)
 
-    def refusal(self, named: StatementNames) -> RawResult | None:
-        if not self.is_read_by(named):
+    def refusal(self, statement: StatementNames) -> RawResult | None:
+        if not self.is_read_by(statement):
             return None
         return failure(REFUSED, "hidden", HIDDEN_REFUSAL)
 

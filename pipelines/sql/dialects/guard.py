@@ -321,11 +321,11 @@ def lexed(sql: str, token: re.Pattern[str] = TOKEN) -> tuple[list[tuple[str, str
 
 def body_behind_as(sql: str) -> str:
     """The query of a statement that makes a view, behind its first AS; "" if what stands before is not understood."""
-    at = 0
-    while match := TOKEN.match(sql, at):
-        at = match.end()
+    position = 0
+    while match := TOKEN.match(sql, position):
+        position = match.end()
         if match.lastgroup == "word" and match[0].lower() == "as":
-            return sql[at:].rstrip("; \n")
+            return sql[position:].rstrip("; \n")
     return ""
 
 
@@ -341,17 +341,17 @@ def common_tables(sql: str) -> dict[str, tuple[int, int]]:
     is_recursive = words[1:2] == ["recursive"]
     name = ""
     depth = 0
-    for at in range(2 if is_recursive else 1, len(words)):
-        word = words[at]
+    for position in range(2 if is_recursive else 1, len(words)):
+        word = words[position]
         if not name:
             name = word
-            places[name] = at, at
+            places[name] = position, position
         depth += (word == "(") - (word == ")")
         if depth != 0:
             continue
         if word == ")" and not is_recursive:
             definition, _ = places[name]
-            places[name] = definition, at
+            places[name] = definition, position
         elif word == ",":
             name = ""
         elif word == "select":
@@ -394,7 +394,7 @@ def with_pivot_values(sql: str) -> str:
             words.append((word, match.end()))
     words.append((";", len(sql)))
     pieces: list[str] = []
-    written = 0
+    copied_end = 0
     end = 0
     # For each open bracket: "pivot" behind that word, then "column" in a column without values, "valued" behind its IN.
     states = [""]
@@ -402,8 +402,8 @@ def with_pivot_values(sql: str) -> str:
         state = states[-1]
         is_column_over = word == "," or word in _AFTER_PIVOT
         if state == "column" and is_column_over:
-            pieces += [sql[written:end], " IN ('')"]
-            written = end
+            pieces += [sql[copied_end:end], " IN ('')"]
+            copied_end = end
         if state in ("column", "valued") and is_column_over:
             states[-1] = "column" if word == "," else ""
         elif (state, word) == ("column", "in"):
@@ -417,7 +417,7 @@ def with_pivot_values(sql: str) -> str:
         elif word == ")" and len(states) > 1:
             states.pop()
         end = next_end
-    return "".join([*pieces, sql[written:]])
+    return "".join([*pieces, sql[copied_end:]])
 
 
 def word_refusal(tokens: Sequence[tuple[str, str]], index: int, word: str, engine: str) -> str:

@@ -324,11 +324,11 @@ def _statement_names(sql: str) -> base.StatementNames:
             names.append(index)
             word = base.fold(word)
         words.append(word)
-    given = _given_names(tokens, words, names, sql)
+    given_names = _given_names(tokens, words, names, sql)
     tables_of = _tables_of_names(words, names)
     names_of_queries = []
     for indices, outer in _queries(words):
-        names_of_query = _query_names(tokens, words, indices, outer, given, tables_of)
+        names_of_query = _query_names(tokens, words, indices, outer, given_names, tables_of)
         names_of_queries.append(names_of_query)
     return base.StatementNames(
         relations=frozenset(),
@@ -411,7 +411,7 @@ def _query_names(
     words: Sequence[str],
     indices: Sequence[int],
     outer: Sequence[int],
-    given: Container[int],
+    given_names: Container[int],
     tables_of: Mapping[str, set[str]],
 ) -> base.StatementNames:
     """The names in one query, by the indices of its words; `given` are indices of names that the statement gives."""
@@ -426,13 +426,13 @@ def _query_names(
     for index, word, before, after in zip(indices, query_words, words_before, words_after, strict=False):
         kind, _ = tokens[index]
         owners: set[str] = set()
-        if before == "." and index - 2 not in given:
+        if before == "." and index - 2 not in given_names:
             owners = tables_of.get(words[index - 2], set())
         if kind == "sign" and word == "*" and before == ".":
             starred |= owners
         elif kind == "sign" and word == "*" and before != "(":
             reads_all |= before in _BEFORE_STAR or after in _AFTER_STAR
-        elif kind in ("word", "name") and index not in given:
+        elif kind in ("word", "name") and index not in given_names:
             names.add(word)
             reads_all |= word in ("natural", "table") or (word, after) == ("partition", "(")
             columns.update((owner, word) for owner in owners)
@@ -443,7 +443,7 @@ def _query_names(
     outer_names: set[str] = set()
     for index in outer:
         kind, _ = tokens[index]
-        if kind in ("word", "name") and index not in given:
+        if kind in ("word", "name") and index not in given_names:
             outer_names.add(words[index])
     return base.StatementNames(
         relations=frozenset(names),
@@ -472,8 +472,8 @@ def _revocation(grant: re.Match[str]) -> str:
     if grant["option"]:
         rights.append("GRANT OPTION")
     revoked = ", ".join(rights)
-    place = grant["place"]
-    statement = f"REVOKE {revoked} ON {place} FROM PUBLIC;"
+    object_name = grant["place"]
+    statement = f"REVOKE {revoked} ON {object_name} FROM PUBLIC;"
     # Any SQL mode reads names in backticks.
     return re.sub(r'"((?:[^"]|"")*)"', r"`\1`", statement)
 

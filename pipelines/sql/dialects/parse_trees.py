@@ -119,16 +119,16 @@ def duckdb_names(tree: Any, plan: str, views: Container[str]) -> StatementNames:
     """The names in a tree and, by DuckDB's own plan of it, before its optimizer changes that, the columns which it
     reads: views, macros and computed columns are resolved there. The names alone say it where there is no such plan.
     """
-    named = _duckdb_tree_names(tree)
+    names = _duckdb_tree_names(tree)
     parsed = json.loads(plan)
     if parsed["error"]:
-        return named
+        return names
     reads = duckdb_reads(parsed["plans"])
     if reads is None or _is_type_of_query(tree):
-        return named
+        return names
     enums = {",".join(labels) for labels in _duckdb_enums(parsed["plans"])}
     relations = {name for name in _duckdb_tables(tree) if fold(name) in views}
-    return named._replace(relations=frozenset(relations), types=named.types | enums, reads=reads)
+    return names._replace(relations=frozenset(relations), types=names.types | enums, reads=reads)
 
 
 def _duckdb_tables(tree: Any) -> Iterator[str]:

@@ -395,10 +395,10 @@ class PostgresSession(base.DatabaseSession):
             " -c client_encoding=UTF8 -c datestyle=ISO -c intervalstyle=postgres -c bytea_output=hex"
         )
         try:
-            given = psycopg.conninfo.conninfo_to_dict(self._location).get("options", "")
+            given_options = psycopg.conninfo.conninfo_to_dict(self._location).get("options", "")
             connection = psycopg.connect(
                 self._location,
-                options=f"{given} {options}",
+                options=f"{given_options} {options}",
                 connect_timeout=max(2, int(self.bounds.timeout_s)),
                 autocommit=True,
                 application_name="sqltrain",

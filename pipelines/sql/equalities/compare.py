@@ -361,8 +361,8 @@ def _candidate_columns(gold_columns: Sequence[Row], predicted_columns: Sequence[
     bags = list(map(Counter, predicted_columns))
     candidates_of = []
     for column in gold_columns:
-        wanted = Counter(column)
-        candidates = [index for index, bag in enumerate(bags) if bag == wanted]
+        gold_bag = Counter(column)
+        candidates = [index for index, bag in enumerate(bags) if bag == gold_bag]
         candidates_of.append(candidates)
     return candidates_of
 
@@ -514,14 +514,14 @@ def livesqlbench_outcome(gold: Result, predicted: Result, facts: Gold = UNKNOWN)
     Scores 0 for every answer if the gold script neither queries nor changes data: a wrong one could not be told from a
     right one.
     """
-    wanted = dict(zip(OUTCOME_COLUMNS, gold.rows[0], strict=True))
+    expected = dict(zip(OUTCOME_COLUMNS, gold.rows[0], strict=True))
     answer = dict(zip(OUTCOME_COLUMNS, predicted.rows[0], strict=True))
-    if wanted["changed"]:
-        return float(answer["state"] == wanted["state"])
-    if not wanted["query"] or not wanted["rows"] or not answer["query"]:
+    if expected["changed"]:
+        return float(answer["state"] == expected["state"])
+    if not expected["query"] or not expected["rows"] or not answer["query"]:
         return 0.0
-    form = "in_order" if wanted["ordered"] else "as_set"
-    return float(answer[form] == wanted[form])
+    form = "in_order" if expected["ordered"] else "as_set"
+    return float(answer[form] == expected[form])
 
 
 @equality("r_ves", bare=True, graded=True, timed=True)

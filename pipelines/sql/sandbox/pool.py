@@ -272,11 +272,11 @@ class Worker:
         """The jobs behind the one that runs now, each at most once; the worker will skip them."""
         if not self.held:
             return []
-        at, _, _ = self.page.current()
+        current_job, _, _ = self.page.current()
         first_held, _ = self.held[0]
-        if at < first_held:
+        if current_job < first_held:
             return []
-        last_begun = max(at, self._recalled)
+        last_begun = max(current_job, self._recalled)
         waiting = []
         for number, task in self.held:
             if number > last_begun:
@@ -289,8 +289,8 @@ class Worker:
 
     def is_abandoned(self) -> bool:
         """Whether nobody waits any more for the statement that it is at."""
-        at, _, _ = self.page.current()
-        task = dict(self.held).get(at)
+        current_job, _, _ = self.page.current()
+        task = dict(self.held).get(current_job)
         return task is not None and task.done
 
     def is_stuck(self, now: float) -> bool:
@@ -301,9 +301,9 @@ class Worker:
         """Whether its statement holds up the jobs behind it, by the clock or by its work."""
         if not self.held:
             return False
-        at, _, _ = self.page.current()
+        current_job, _, _ = self.page.current()
         first_held, _ = self.held[0]
-        is_long = at >= first_held and self.page.work_of(at) > STUCK_WORK
+        is_long = current_job >= first_held and self.page.work_of(current_job) > STUCK_WORK
         return is_long or now - self.answered_at > STUCK_SECONDS
 
     def has_begun(self) -> bool:
@@ -312,9 +312,9 @@ class Worker:
             return True
         if not self.held:
             return False
-        at, _, _ = self.page.current()
+        current_job, _, _ = self.page.current()
         first_held, _ = self.held[0]
-        return at >= first_held
+        return current_job >= first_held
 
     def end(self) -> WorkerEnd:
         """End the process."""
@@ -323,13 +323,13 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        at, phase, _ = self.page.current()
+        current_job, phase, _ = self.page.current()
         self.close()
         retired = code == RETIRED
         # A malformed reply is laid at its job, whatever job the worker says it is at.
         culprit = self._garbled
         if culprit is None and not retired:
-            culprit = dict(self.held).get(at)
+            culprit = dict(self.held).get(current_job)
         others = [task for _, task in self.held if task is not culprit and not task.done]
         opening = bool(phase & OPENING)
         timeout = code == -signal.SIGALRM and not opening

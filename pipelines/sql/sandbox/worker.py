@@ -284,9 +284,9 @@ class JobServer:
         predicted = self._predicted(number, locations[0], predicted_sql, gold_sql)
         if predicted.status == TIMEOUT:  # wrong by all: no gold query is asked while a server may still be at it
             return dict.fromkeys(equalities, 0.0), _end_of(gold, is_cached), _end_of(predicted)
-        facts = Gold(*gold_facts)
+        gold_query = Gold(*gold_facts)
         if names is not None:
-            facts = facts._replace(units=value_units(names, gold_sql, predicted_sql))
+            gold_query = gold_query._replace(units=value_units(names, gold_sql, predicted_sql))
         has_more_statements: bool | None = None  # only some equalities ask for it
         scores: dict[str, float] = {}
         for name in equalities:
@@ -308,16 +308,16 @@ class JobServer:
             is_rewritten = gold_text is not gold_sql or predicted_text is not predicted_sql
             for location in compared_on:
                 expected = gold
-                given = predicted
+                actual = predicted
                 if is_rewritten or location is not locations[0]:
                     self._page.begin(number, 0)
                     expected, _ = self._databases.gold(location, gold_text)
                     if expected.status != OK:
                         return {}, _end_of(expected), _end_of(predicted)
-                    given = self._predicted(number, location, predicted_text, gold_text)
+                    actual = self._predicted(number, location, predicted_text, gold_text)
                 score = 0.0
-                if given.status == OK:
-                    score = equality.compare(expected, given, facts)
+                if actual.status == OK:
+                    score = equality.compare(expected, actual, gold_query)
                 scores[name] = min(scores[name], score)
                 if not scores[name]:
                     break
