@@ -50,7 +50,7 @@ def correct(examples: Iterable[Example], path: Path, unused: Callable[[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One correction of a file."""
+    """A correction in a file."""
 
     line: int
     texts: Mapping[str, str]  # its sql, and its question, evidence and reason if it has them.

@@ -1,4 +1,4 @@
-"""One file of questions cut into a trained part and held-out parts, so that no question is on two sides.
+"""A file of questions cut into a trained part and held-out parts, so that no question is on two sides.
 
 Questions are alike if their words are the same whatever the case, accents, fillers and order, or if their SQL is the
 same without its values (`pipelines/sql/similarity.py`); likeness is transitive. A group of like questions is never

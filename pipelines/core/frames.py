@@ -21,7 +21,7 @@ LAYOUT: Mapping[str, Any] = {"compression": "zstd", "statistics": False, "row_gr
 
 
 def to_frame(records: Iterable[Any], extra: Sequence[Mapping[str, Any]] | None = None) -> pl.DataFrame:
-    """One row a record; `extra` adds columns (one mapping a record), such as the pool that an example is in."""
+    """A frame with a row for each record; `extra` adds columns (a mapping a record), such as an example's pool."""
     rows = []
     for index, record in enumerate(records):
         row = to_dict(record)

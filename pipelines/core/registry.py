@@ -167,7 +167,7 @@ _entry_points: Callable[[], Any] = functools.cache(metadata.entry_points)
 
 @dataclass(frozen=True)
 class RegisteredPart(Generic[T]):
-    """One registered implementation."""
+    """A registered implementation."""
 
     value: T  # the function or class, or a function together with its traits.
     function: Any  # the function or class itself.
@@ -198,7 +198,9 @@ class Registry(Generic[T]):
         """A decorator that registers a function or a class under a name, with its traits."""
 
         def register(function: Function) -> Function:
-            value: Any = self.part(function, **traits) if self.part is not None else function
+            value: Any = function
+            if self.part is not None:
+                value = self.part(function, **traits)
             module = str(getattr(function, "__module__", ""))
             entry = self._entries.get(name)
             if entry is not None and entry.module != module:
@@ -227,17 +229,20 @@ class Registry(Generic[T]):
         """The implementation registered under a name, with its function, module and options."""
         self._load()
         if name not in self._entries:
-            close = difflib.get_close_matches(name, self._entries, n=1)
-            nearest = f"Did you mean {close[0]!r}?" if close else ""
-            names = f"There are: {', '.join(self._entries)}."
-            if not nearest:
-                hint = names
-            elif len(self._entries) <= FEW_NAMES:
-                hint = f"{nearest} {names}"
-            else:
-                hint = nearest
-            raise RecipeError(f"there is no {self.noun} {name!r}", hint)
+            raise RecipeError(f"there is no {self.noun} {name!r}", self._hint_at_names(name))
         return self._entries[name]
+
+    def _hint_at_names(self, unknown_name: str) -> str:
+        """The nearest name if there is one, and all names if there is none or they are few."""
+        names = ", ".join(self._entries)
+        all_names = f"There are: {names}."
+        close_names = difflib.get_close_matches(unknown_name, self._entries, n=1)
+        if not close_names:
+            return all_names
+        nearest = f"Did you mean {close_names[0]!r}?"
+        if len(self._entries) <= FEW_NAMES:
+            return f"{nearest} {all_names}"
+        return nearest
 
     def check(self, name: str) -> str:
         """The name itself, for pydantic; an unknown one is a validation error that names the nearest one."""
@@ -279,7 +284,8 @@ class Registry(Generic[T]):
         if entry.options is not None:
             return entry.options
         if name not in self._models:
-            parameters = list(inspect.signature(entry.function, eval_str=True).parameters.values())
+            signature = inspect.signature(entry.function, eval_str=True)
+            parameters = list(signature.parameters.values())
             missing = inspect.Parameter.empty
             fields: dict[str, Any] = {}
             for parameter in parameters[self.leading :]:

@@ -180,7 +180,7 @@ def _schema_items(value: Any) -> SchemaItems | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
-    """One question with its gold SQL."""
+    """A question with its gold SQL."""
 
     id: str  # unique within a dataset; stable across runs.
     question: str
@@ -274,7 +274,7 @@ class Action:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """One action of the agent and the answer of the environment."""
+    """An action of the agent and the answer of the environment."""
 
     text: str  # the agent's text, exactly as generated.
     action: Action

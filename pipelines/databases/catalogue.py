@@ -50,7 +50,7 @@ _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.\w+")
 
 @dataclass(frozen=True)
 class DatabaseFinding:
-    """One likely problem: its `kind`, where it is ("table" or "table.column"), and the advice."""
+    """A likely problem: its `kind`, where it is ("table" or "table.column"), and the advice."""
 
     kind: str
     where: str

@@ -23,7 +23,7 @@ ALPHA = 0.05  # size of McNemar's two-sided test
 
 @dataclasses.dataclass(frozen=True)
 class HeldOutRecords:
-    """One held-out set: the champion's and the challenger's greedy records, and the equality that decides."""
+    """A held-out set: the champion's and the challenger's greedy records, and the equality that decides."""
 
     before: Sequence[EpisodeRecord]
     after: Sequence[EpisodeRecord]

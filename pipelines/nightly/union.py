@@ -28,7 +28,7 @@ PARTS = "parts"  # the folder of a union with links to the folders of its databa
 
 @dataclass(frozen=True)
 class UnionPart:
-    """One batch, or the recipe's own data."""
+    """A batch, or the recipe's own data."""
 
     keys: Mapping[str, str]  # the keys of its finished stages, by name.
     # fresh: the champion has not learned it; GRPO draws on it, and all of its demonstrations are taken.

@@ -239,7 +239,7 @@ def _seconds_since_1970() -> int:
 
 @dataclass
 class Chat:
-    """One question of a user."""
+    """A question of a user."""
 
     service: Service
     user: str

@@ -34,7 +34,7 @@ class ChatRequest:
 
 
 def read_chat_request(body: Mapping[str, Any]) -> ChatRequest:
-    """What the body of a request asks.
+    """The question and the options in the body of a request.
 
     Raises:
         Denied: it asks for something that this server does not do, or is no such request.
@@ -195,7 +195,7 @@ def _last_sql(text: str) -> str:
 
 
 def chunk(id: str, model: str, created: int, event: Event | None) -> dict[str, Any]:
-    """One chunk of a stream; the last one has no event."""
+    """A chunk of a stream; the last one has no event."""
     choice: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": "stop", "logprobs": None}
     if event is not None:
         choice["delta"] = {"role": "assistant", **_delta(event)}

@@ -1,4 +1,4 @@
-"""One question to a model about a database, with its turns shown: `sqltrain ask`."""
+"""A question to a model about a database, with its turns shown: `sqltrain ask`."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -16,7 +16,7 @@ MAX_OLD_FILES = 5
 
 
 class AuditEntry(NamedTuple):
-    """One statement."""
+    """A statement."""
 
     database: str
     engine: str

@@ -28,7 +28,7 @@ _TEXT = re.compile(r"'(?!now')(?:[^']|'')*'", re.IGNORECASE)
 
 @dataclasses.dataclass(frozen=True)
 class GoldFinding:
-    """One thing that is wrong with one gold query."""
+    """A fault of a gold query."""
 
     place: int  # Place of the example among those that were examined; several may have one id.
     example_id: str
@@ -70,7 +70,7 @@ Finding = tuple[str, str]  # reason, detail
 
 
 def _run_findings(gold_sql: str, first: ExecutionResult, second: ExecutionResult) -> Iterator[Finding]:
-    """What two runs of a gold query show."""
+    """The findings of two runs of a gold query."""
     if not first.ok:
         yield "failing", f"{first.error_class}: {first.error}"
         return

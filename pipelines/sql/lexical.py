@@ -1,4 +1,4 @@
-"""What is read off the signs of SQL text, without a parser and in time linear in its length: bigrams, an ORDER BY."""
+"""Facts read off the signs of SQL text, without a parser and in time linear in its length: bigrams, an ORDER BY."""
 
 import functools
 import itertools

@@ -295,7 +295,7 @@ CHUNK = 256  # items whose verdicts are asked for at once
 
 @dataclasses.dataclass(frozen=True)
 class ScoredItem:
-    """One item with its verdict."""
+    """An item with its verdict."""
 
     idx: int
     db_id: str
@@ -436,7 +436,7 @@ class ScoreSummary:
 
     @property
     def unavailable_share(self) -> float:
-        """Of the items whose gold query is sound, the share that could not be scored."""
+        """The share that could not be scored, among the items whose gold query is sound."""
         total = self.counts["all"] + len(self.unavailable)
         if not total:
             return 0.0

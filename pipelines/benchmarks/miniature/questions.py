@@ -159,7 +159,7 @@ COMPARISONS = {">": ("above", "over", "more than", "greater than"), "<": ("below
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One SQL shape."""
+    """A shape of SQL."""
 
     name: str
     hardness: Hardness  # the level by Spider's official rules; a test compares the two.
@@ -267,7 +267,7 @@ CONDITIONS = re.compile(r"(?:{p} \. )?{[cd]} = '{[vw]}'|{n} {op} {k}")
 
 @dataclasses.dataclass(frozen=True)
 class MiniatureQuestion:
-    """One question of one database."""
+    """A question about a database."""
 
     family: Family
     question: str

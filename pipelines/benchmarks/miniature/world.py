@@ -166,7 +166,7 @@ Row = tuple[str | int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class MiniTable:
-    """One table: `id`, the link to its parent, `name`, categories, measures, in this order."""
+    """A table: `id`, the link to its parent, `name`, categories, measures, in this order."""
 
     name: str
     parent: str | None  # the table that `<parent>_id` refers to; None for the first table.
@@ -183,7 +183,7 @@ class MiniTable:
 
 @dataclasses.dataclass(frozen=True)
 class MiniDatabase:
-    """One generated database, parents before children."""
+    """A generated database, parents before children."""
 
     id: str
     domain: str

@@ -246,7 +246,7 @@ class DatabaseSession(abc.ABC):
 
 
 class _Watchdog:
-    """One thread of this process, which interrupts the running statement at its limit."""
+    """A thread of this process, which interrupts the running statement at its limit."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()

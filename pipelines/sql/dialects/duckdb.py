@@ -174,7 +174,7 @@ UNION ALL SELECT {_SHOWN.format("table_name")}, column_name, comment FROM duckdb
 
 
 class DuckdbSession(base.DatabaseSession):
-    """One open DuckDB file."""
+    """An open DuckDB file."""
 
     engine = "duckdb"
     _connection: duckdb.DuckDBPyConnection | None
@@ -287,7 +287,7 @@ class DuckdbSession(base.DatabaseSession):
         return self._names(cursor, every_row, tree)
 
     def explain(self, error: Exception) -> tuple[str, str, str] | None:
-        """By the type of the exception, and by DuckDB's account of the error: a JSON object behind the type's name."""
+        """The meaning of an exception by its type and by DuckDB's account: a JSON object behind the type's name."""
         import duckdb
 
         if isinstance(error, UnicodeDecodeError):  # a message that quotes part of a character, as of unhex('é')

@@ -66,7 +66,7 @@ _COMMON = """
     jsonb_extract_path_text jsonb_build_object jsonb_build_array jsonb_array_elements jsonb_array_elements_text
     jsonb_each jsonb_each_text jsonb_object_keys jsonb_typeof
 """
-# What `duckdb_functions()` of DuckDB 2.0 lists, as far as it computes with its arguments alone; for the rest
+# The functions of DuckDB 2.0 (`duckdb_functions()`) that compute with their arguments alone; for the others
 # tests/sql/duckdb_refused.txt has the reasons.
 _DUCKDB = """
     acosh add aggregate ago alias apply approx_count_distinct approx_quantile approx_top_k arbitrary arg_max
@@ -163,7 +163,7 @@ _WIDE_FORMAT = re.compile(r"%[^a-z%]*(?:\*|\d{4})", re.IGNORECASE)
 _DUCKDB_STARTS = """
     select with values from table ( show desc describe summarize explain pivot pivot_wider unpivot pivot_longer
 """
-_AFTER_PIVOT = frozenset(("using", "group", "order", "limit", ")", ";"))  # what may follow the columns of a PIVOT
+_AFTER_PIVOT = frozenset(("using", "group", "order", "limit", ")", ";"))  # words that may follow the columns of a PIVOT
 KEYWORDS = frozenset(_KEYWORDS.split())
 FORMS = {"duckdb": frozenset(_DUCKDB_FORMS.split())}
 STATEMENTS = frozenset(_STATEMENTS.split())

@@ -529,7 +529,7 @@ def _postgres_queries(tree: Any, visible: Mapping[str, str]) -> Iterator[Stateme
 
 
 class _Query:
-    """One SELECT of PostgreSQL's tree: where its rows come from, and the names that it uses outside its subqueries."""
+    """A SELECT of PostgreSQL's tree: where its rows come from, and the names that it uses outside its subqueries."""
 
     def __init__(
         self, select: Node, common: frozenset[str], outer: frozenset[tuple[str, str]], visible: Mapping[str, str]

@@ -242,8 +242,10 @@ WHERE n.nspname = ANY({_READ})
     @classmethod
     def worker_environment(cls) -> dict[str, str]:
         """The variables of libpq: a worker must reach the same server in the same way as `sqltrain connect` does."""
-        names = [name for name in os.environ if name.startswith("PG") or name == "HOME"]
-        variables = {name: os.environ[name] for name in names}
+        variables = {}
+        for name, value in os.environ.items():
+            if name.startswith("PG") or name == "HOME":
+                variables[name] = value
         for name in _FILES:  # a worker's working folder is another one
             if os.path.exists(variables.get(name, "")):
                 variables[name] = os.path.abspath(variables[name])
@@ -252,7 +254,8 @@ WHERE n.nspname = ANY({_READ})
     @staticmethod
     def role(query: Query) -> Role:
         if any(row[0] for row in query(PRIVILEGES)):
-            return Role(("act as a superuser, or make roles and databases, or reach the server's files",), True)
+            right = "act as a superuser, or make roles and databases, or reach the server's files"
+            return Role((right,), is_turned_away=True)
         writable = [str(row[0]) for row in query(_WRITABLE)]
         writes = [f"write to {name}" for name in writable[:_MAX_LISTED]]
         n_more = len(writable) - len(writes)
@@ -260,7 +263,7 @@ WHERE n.nspname = ANY({_READ})
             writes.append(f"write to {n_more} more tables")
         revocations = tuple(str(row[0]) for row in query(_PUBLIC_WRITES))
         has_own_writes = len(revocations) < len(writable)
-        return Role(tuple(writes), False, revocations, has_own_writes)
+        return Role(tuple(writes), revocations=revocations, has_own_writes=has_own_writes)
 
     @staticmethod
     def reader_grants(address: str, schemas: Sequence[str]) -> list[str]:
@@ -282,8 +285,9 @@ WHERE n.nspname = ANY({_READ})
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
 
-        given = conninfo_to_dict(location).get("options") or ""
-        options = f"{given} -c default_transaction_read_only=on -c statement_timeout={int(view_seconds * 1000)}"
+        given_options = conninfo_to_dict(location).get("options") or ""
+        timeout_ms = int(view_seconds * 1000)
+        options = f"{given_options} -c default_transaction_read_only=on -c statement_timeout={timeout_ms}"
         with psycopg.connect(location, options=options, autocommit=True, connect_timeout=10) as connection:
 
             def query(sql: str) -> Iterable[Sequence[Any]]:
@@ -303,8 +307,10 @@ WHERE n.nspname = ANY({_READ})
         options = dict(parse_qsl(url.query, keep_blank_values=True))
         names = ",".join(map(cls.identifier, schemas))
         path = re.sub(r"([\\\s])", r"\\\1", names)
-        options["options"] = f"{options.get('options', '')} -csearch_path={path}".strip()
-        return url._replace(query=urlencode(options, quote_via=quote)).geturl()
+        given_options = options.get("options", "")
+        options["options"] = f"{given_options} -csearch_path={path}".strip()
+        query = urlencode(options, quote_via=quote)
+        return url._replace(query=query).geturl()
 
 
 def _conninfo(address: str, **changes: str) -> str:
@@ -372,7 +378,7 @@ def _certain_attributes(listed: Iterable[tuple[str, Sequence[str]]]) -> dict[str
 
 
 class PostgresSession(base.DatabaseSession):
-    """One connection; `location` is its connection string.
+    """A connection; `location` is its connection string.
 
     Its role must be a plain reader (`infra/postgres/reader.sql` makes one): a superuser is turned away.
     """
@@ -387,10 +393,11 @@ class PostgresSession(base.DatabaseSession):
         import psycopg.conninfo
         from psycopg.adapt import Loader
 
-        milliseconds = max(1, int(self.bounds.timeout_s * 1000))
+        timeout_ms = max(1, int(self.bounds.timeout_s * 1000))
+        lock_ms = max(1, int(timeout_ms * 0.9))
         options = (
-            f"-c default_transaction_read_only=on -c statement_timeout={milliseconds}"
-            f" -c lock_timeout={max(1, int(milliseconds * 0.9))} -c standard_conforming_strings=on"
+            f"-c default_transaction_read_only=on -c statement_timeout={timeout_ms}"
+            f" -c lock_timeout={lock_ms} -c standard_conforming_strings=on"
             " -c idle_in_transaction_session_timeout=60000 -c cursor_tuple_fraction=1.0"
             " -c client_encoding=UTF8 -c datestyle=ISO -c intervalstyle=postgres -c bytea_output=hex"
         )
@@ -564,7 +571,7 @@ class PostgresSession(base.DatabaseSession):
                     cursor.execute(b"DISCARD ALL")  # settings, advisory locks, temporary tables, prepared statements
 
     def explain(self, error: Exception) -> tuple[str, str, str] | None:
-        """By the SQLSTATE. Without one the server gave no answer, or the driver could not read it."""
+        """The meaning of an exception by its SQLSTATE; without it the server gave no answer, or an unreadable one."""
         import psycopg
 
         if not isinstance(error, psycopg.Error):

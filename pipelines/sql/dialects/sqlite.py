@@ -375,7 +375,7 @@ class StatefulSqlite(Sqlite):
 
 
 class SqliteSession(base.DatabaseSession):
-    """One open SQLite file.
+    """An open SQLite file.
 
     The clock is armed before each statement: it ends the whole worker if the progress handler cannot, for a native
     function never comes back to the virtual machine.
@@ -617,7 +617,7 @@ class SqliteSession(base.DatabaseSession):
             self._holder = None
 
     def cold_ms(self, sql: str, max_rows: int, timeout_s: float) -> float | None:
-        """As BIRD's script times: a new connection, so reading the schema and the pages counts, and closing it too."""
+        """The milliseconds as BIRD's script takes them: on a new connection, whose opening and closing count."""
 
         def timing_guard(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
             if (action, first) == (UPDATE, "sqlite_master"):  # SQLite notes, in memory, a virtual table that it meets
@@ -744,7 +744,7 @@ def texts_digest(texts: Iterable[str]) -> str:
 
 
 class StatefulSession(SqliteSession):
-    """One SQLite file, and for each script a copy of it, which may take a part of the worker's memory (`COPY_SHARE`).
+    """An SQLite file, and for each script a copy of it, which may take a part of the worker's memory (`COPY_SHARE`).
 
     Beside the file may lie the script that prepares each copy (`SETUP_SUFFIX`).
     """

@@ -45,7 +45,7 @@ STATUSES = frozenset(status.value for status in ExecutionStatus)
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One job, and the callback for its reply."""
+    """A job, and the callback for its reply."""
 
     job: tuple[Any, ...]  # Job as the worker gets it (see `pipelines.sql.sandbox.worker`).
     deliver: Callable[[Any, Any], None]  # Function that is called once, with `tag` and the reply or a `WorkerDeath`.
@@ -148,7 +148,7 @@ def _is_number(value: Any) -> bool:
 
 
 class Worker:
-    """One child process and the jobs that it holds; `hidden` is fixed for its life."""
+    """A child process and the jobs that it holds; `hidden` is fixed for its life."""
 
     def __init__(self, engine: str, bounds: Bounds, hidden: Mapping[str, HiddenNames]) -> None:
         fd = os.memfd_create("sqltrain-status", os.MFD_CLOEXEC)  # the worker inherits this page
@@ -488,7 +488,7 @@ class Pool:
             if worker is None:
                 continue
             if not worker.is_slow(now):
-                self._pulses.pop(worker, None)  # what it was once slow at says nothing of what it is at now
+                self._pulses.pop(worker, None)  # it is at another statement now
                 continue
             if worker.is_abandoned():
                 self._replace_worker(slot, worker)

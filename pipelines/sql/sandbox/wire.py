@@ -45,7 +45,7 @@ def unpack_replies(body: bytes) -> Iterator[Any]:
 
 
 class StatusPage:
-    """One shared page on which a worker notes the job it is at, so that its death can be laid at the right job.
+    """A shared page on which a worker notes the job it is at, so that its death can be laid at the right job.
 
     The worker writes (job number, phase) before each statement: 60 ns, where a message would cost a system call. The
     engine only ever uses it as a hint: a worker that forges it can mislabel nothing but its own jobs.
