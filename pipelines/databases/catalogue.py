@@ -178,26 +178,12 @@ def read_catalogue(
     personal = {finding.where for finding in findings if finding.kind == "personal data"}
     tables = {}
     for table in schema.tables:
-        samples_of_table = samples.get(table.name, {})
-        columns = {}
-        for column in table.columns:
-            values: Sequence[Scalar] = ()
-            if f"{table.name}.{column.name}" not in personal:
-                values = samples_of_table.get(column.name, ())
-            columns[column.name] = ColumnCard(
-                type=column.type,
-                key=column.primary_key,
-                description=comments.get((table.name, column.name), ""),
-                values=_example_values(values),
-            )
-        descriptions = (comments.get((table.name, "")), table.description)
-        references = [Reference(**asdict(key)) for key in table.foreign_keys]
-        tables[table.name] = TableCard(
-            description="; ".join(filter(None, descriptions)),
-            rows=rows.get(table.name),
-            columns=columns,
-            references=tuple(references),
-        )
+        samples_of_table: dict[str, Sequence[Scalar]] = {}
+        for name, values in samples.get(table.name, {}).items():
+            if f"{table.name}.{name}" not in personal:
+                samples_of_table[name] = values
+        n_rows = rows.get(table.name)
+        tables[table.name] = _table_card(table, comments, samples_of_table, n_rows)
     card = DatabaseCard(
         engine=database.engine,
         location=named.address,
@@ -207,6 +193,29 @@ def read_catalogue(
         tables=tables,
     )
     return card, findings
+
+
+def _table_card(
+    table: Table, comments: Mapping[tuple[str, str], str], samples: Samples, n_rows: int | None
+) -> TableCard:
+    """The card of a table, with the database's own comments and example values."""
+    columns = {}
+    for column in table.columns:
+        values = samples.get(column.name, ())
+        columns[column.name] = ColumnCard(
+            type=column.type,
+            key=column.primary_key,
+            description=comments.get((table.name, column.name), ""),
+            values=_example_values(values),
+        )
+    descriptions = (comments.get((table.name, "")), table.description)
+    references = [Reference(**asdict(key)) for key in table.foreign_keys]
+    return TableCard(
+        description="; ".join(filter(None, descriptions)),
+        rows=n_rows,
+        columns=columns,
+        references=tuple(references),
+    )
 
 
 def _no_tables(database: Database) -> DataError:

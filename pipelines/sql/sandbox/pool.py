@@ -147,6 +147,33 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and 0 <= value < 2**63
 
 
+def _start_process(engine: str, bounds: Bounds, page_fd: int) -> subprocess.Popen[bytes]:
+    """A worker's process, with the environment that its driver reads and no other."""
+    if engine == ANALYSIS:
+        session = "pipelines.sql.analysis.session:AnalysisSession"
+        needs_packages = True
+        environment: dict[str, str] = {}
+    else:
+        dialect = DIALECTS[engine]
+        session = dialect.session
+        needs_packages = dialect.needs_packages
+        environment = dialect.worker_environment()
+    plugins = for_workers(engine)
+    limits = json.dumps(bounds)
+    code = START.format(root=str(ROOT), session=session, fd=page_fd, bounds=limits, plugins=plugins)
+    flags = ["-I"] if needs_packages or plugins else ["-I", "-S"]
+    return subprocess.Popen(
+        [sys.executable, *flags, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        env={"PYTHONDONTWRITEBYTECODE": "1", **environment},
+        cwd="/",
+        pass_fds=[page_fd],
+    )
+
+
 class Worker:
     """A child process and the jobs that it holds; `hidden` is fixed for its life."""
 
@@ -155,29 +182,7 @@ class Worker:
         try:
             os.ftruncate(fd, PAGE_BYTES)
             self.page = StatusPage(fd)
-            if engine == ANALYSIS:
-                session = "pipelines.sql.analysis.session:AnalysisSession"
-                needs_packages = True
-                environment: dict[str, str] = {}
-            else:
-                dialect = DIALECTS[engine]
-                session = dialect.session
-                needs_packages = dialect.needs_packages
-                environment = dialect.worker_environment()
-            plugins = for_workers(engine)
-            limits = json.dumps(bounds)
-            code = START.format(root=str(ROOT), session=session, fd=fd, bounds=limits, plugins=plugins)
-            flags = ["-I"] if needs_packages or plugins else ["-I", "-S"]
-            self._process = subprocess.Popen(
-                [sys.executable, *flags, "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env={"PYTHONDONTWRITEBYTECODE": "1", **environment},
-                cwd="/",
-                pass_fds=[fd],
-            )
+            self._process = _start_process(engine, bounds, fd)
         finally:
             os.close(fd)
         # Its pipes never block this process, which may be in an event loop.
