@@ -134,10 +134,8 @@ def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
         ambiguities = _ambiguities(row)
         answer = {**row, **gold.get(id, {})}
         sql = _gold_script(answer, options)
-        deleted_ids = [mark["deleted"] for mark in ambiguities]
-        deleted = frozenset(id for id in deleted_ids if isinstance(id, int))
-        difficulty = f"{row.get('category', '')} {row.get('difficulty_tier', '')}".strip()
-        meta: dict[str, Any] = {"difficulty": difficulty}
+        deleted = _deleted_knowledge(ambiguities)
+        meta: dict[str, Any] = {"difficulty": _difficulty(row)}
         if setup:
             meta["setup"] = setup
         if source.kind == "mini_interact":
@@ -191,6 +189,18 @@ def _ambiguities(row: Row) -> list[dict[str, Any]]:
             }
             ambiguities.append(ambiguity)
     return ambiguities
+
+
+def _deleted_knowledge(ambiguities: list[dict[str, Any]]) -> frozenset[int]:
+    """The numbers of the knowledge that was taken out for a question."""
+    numbers = [ambiguity["deleted"] for ambiguity in ambiguities]
+    return frozenset(number for number in numbers if isinstance(number, int))
+
+
+def _difficulty(row: Row) -> str:
+    category = row.get("category", "")
+    tier = row.get("difficulty_tier", "")
+    return f"{category} {tier}".strip()
 
 
 def _gold_script(answer: Row, options: LiveSqlBenchOptions) -> str:
