@@ -198,7 +198,8 @@ def prepare_adaptation(request: AdaptationRequest, say: Say) -> Adaptation:
         hint = f"Connect it as another: sqltrain connect {request.database} --name NAME"
         raise RecipeError(f"{request.database} is the name of a shipped recipe", hint)
     path = recipe_file.recipe_path(request.database)
-    schema_chars = len(render(database_card.shown(), "compact"))
+    schema_text = render(database_card.shown(), "compact")
+    schema_chars = len(schema_text)
     if request.writes_recipe or not path.is_file():
         _write_recipe(request, database_card, schema_chars, path, say)
     words, store = split_store(request.overrides, request.store_folder)

@@ -56,7 +56,8 @@ def outcome_report(
     old = before.greedy_records()
     new = after.greedy_records()
     by_hardness = _questions_by_hardness(new)
-    by_table = questions_by_table(recipe, list(data.examples.values()))
+    questions = list(data.examples.values())
+    by_table = questions_by_table(recipe, questions)
     tables = (
         paired_table("paired_hardness", "Before and after by hardness", "hardness", by_hardness, old, new, recipe),
         paired_table("paired_tables", "Before and after by table", "table that gold reads", by_table, old, new, recipe),

@@ -131,8 +131,9 @@ def choose_rows(
         is_of_level = levels.gather(good).is_in(list(source.hardness))
         rows = good.filter(is_of_level)
     if source.count is not None and source.count < len(rows):
-        draw = random.Random(f"{seed}/count")
-        indices = draw.sample(range(len(rows)), source.count)
+        rng = random.Random(f"{seed}/count")
+        all_indices = range(len(rows))
+        indices = rng.sample(all_indices, source.count)
         rows = rows.gather(sorted(indices))
     return rows, mark_chosen(all_rejected, len(rows), len(good))
 

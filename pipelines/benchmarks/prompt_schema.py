@@ -202,7 +202,8 @@ def gold_linked(examples: Sequence[Example], schema: Schemas) -> list[Example]:
     linked = []
     for example in examples:
         items = gold[example.id]
-        linked.append(with_linked_schema(example, items, schema(example.database)))
+        linked_example = with_linked_schema(example, items, schema(example.database))
+        linked.append(linked_example)
     return linked
 
 
@@ -248,8 +249,8 @@ class ValueIndex:
 
     def find(self, question: str, count: int) -> list[tuple[str, list[ColumnName]]]:
         """Up to `count` values that the question mentions, the likeliest first, with the columns that hold them."""
-        words = dict.fromkeys(WORD.findall(question.lower()))
-        terms = [f'"{word}"' for word in words if word not in STOP]
+        words = WORD.findall(question.lower())
+        terms = [f'"{word}"' for word in dict.fromkeys(words) if word not in STOP]
         if not terms:
             return []
         any_term = " OR ".join(terms)

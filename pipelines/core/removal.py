@@ -12,7 +12,8 @@ GONE = ".gone-"  # prefix of a folder that is being removed
 def remove_folder(folder: Path) -> None:
     """Rename a folder of the store, then delete it; a reader never sees half of it."""
     # A killed garbage collection may have left an older making of the same stage, so the new name is an unused one.
-    renamed = folder.rename(unused_path(folder.with_name(f"{GONE}{folder.name}")))
+    new_path = unused_path(folder.with_name(f"{GONE}{folder.name}"))
+    renamed = folder.rename(new_path)
     delete_tree(renamed)
 
 

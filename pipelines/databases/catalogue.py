@@ -111,7 +111,8 @@ def _examine_column(where: str, name: str, values: Sequence[Scalar], is_key: boo
         advice = f"dates in several forms ({shown_formats}): comparing them as text goes wrong"
         yield DatabaseFinding("mixed dates", where, advice)
     if not is_key and _holds_codes(name, values, texts):
-        codes = ", ".join(sorted(map(str, set(values))))
+        distinct = set(values)
+        codes = ", ".join(sorted(map(str, distinct)))
         advice = f"holds codes ({codes}): say in its description what they mean"
         yield DatabaseFinding("codes", where, advice)
 
@@ -275,7 +276,7 @@ def _count(counted: ExecutionResult) -> int | None:
     """The number that a count gave; None if it failed."""
     if not counted.ok or not counted.rows:
         return None
-    (count,) = counted.rows[0]
+    count = counted.rows[0][0]
     if not isinstance(count, int):
         return None
     return count

@@ -201,8 +201,9 @@ def _dbt_description(entry: Mapping[str, Any]) -> str:
 def _test_note(test: str, arguments: Mapping[str, Any]) -> str:
     """A test's promise about a column's values."""
     if test == "accepted_values":
-        values = ", ".join(map(str, arguments.get("values") or ()))
-        return f"one of: {values}"
+        values = arguments.get("values") or ()
+        listed = ", ".join(map(str, values))
+        return f"one of: {listed}"
     if test == "unique":
         return "no value twice"
     return "never null"

@@ -190,8 +190,9 @@ class OpenableDatabase:
         for column, result in zip(table.columns, results, strict=True):
             if result.error_class != "hidden":
                 columns[column.name] = column
+        readable_columns = tuple(columns.values())
         keys = tuple(key for key in table.foreign_keys if key.column in columns)
-        return dataclasses.replace(table, columns=tuple(columns.values()), foreign_keys=keys)
+        return dataclasses.replace(table, columns=readable_columns, foreign_keys=keys)
 
     def example(self, question: str, id: str = "ask", history: History = ()) -> Example:
         """The question with the card's notes and the definitions that it, or one before it, names."""

@@ -108,7 +108,8 @@ class Ledger:
 
     def series(self) -> str:
         """The id of these nights: another store's of the same recipe have another, a pulled copy has the same."""
-        first = next(iter(self.lines()), {})
+        lines = self.lines()
+        first = lines[0] if lines else {}
         if first.get("series"):
             return str(first["series"])
         text = json.dumps(first)  # a ledger from before series had ids
@@ -138,7 +139,10 @@ class Ledger:
 
     def champion(self, tier: str = PROD) -> Champion | None:
         """The checkpoint that serves now; None before the first promotion."""
-        return next(reversed(self.champions(tier)), None)
+        champions = self.champions(tier)
+        if not champions:
+            return None
+        return champions[-1]
 
     def incumbent(self, tier: str) -> Champion | None:
         """The champion that a night of a tier begins with and is compared with: prod's while staging has none."""

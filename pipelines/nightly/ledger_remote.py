@@ -52,7 +52,8 @@ def _push_recipe(remote: Remote, recipe: str, ledger: Ledger, say: Say) -> None:
     if has_new_lines:
         remote.put(_without_torn_line(own_lines), f"{home}/{LINES}")
     if has_new_lines or n_uploaded:
-        say(f"nights of {recipe}: {len(ledger.lines())} pushed")
+        n_lines = len(ledger.lines())
+        say(f"nights of {recipe}: {n_lines} pushed")
 
 
 def _push_batches(remote: Remote, home: str, ledger: Ledger, sizes: Sizes) -> int:
@@ -117,7 +118,8 @@ def _pull_recipe(remote: Remote, recipe: str, ledger: Ledger, sizes: Sizes, say:
                 return
             lines = _without_torn_line(remote_lines)
             write_atomic(ledger.folder / LINES, lines.decode("utf-8"))
-    say(f"nights of {recipe}: {len(ledger.lines())} pulled")
+    n_lines = len(ledger.lines())
+    say(f"nights of {recipe}: {n_lines} pulled")
 
 
 def _own_lines(ledger: Ledger) -> bytes:

@@ -18,9 +18,10 @@ def push_stages(store: Store, url: str, names: Sequence[str], say: Say) -> None:
     """
     remote = Remote(url)
     remote_names = set(remote.names())
+    selected = select_stages(list(store.made()), names, str(store.root))
     pushed = 0
     damaged = 0
-    for name in select_stages(list(store.made()), names, str(store.root)):
+    for name in selected:
         title = "/".join(name)
         manifest = None
         if name in remote_names:
@@ -80,7 +81,8 @@ def pull_stages(store: Store, url: str, names: Sequence[str], say: Say) -> None:
         raise failures[0]
     if failures:
         first = failures[0]
-        raise DataError(f"{count_stages(len(failures), 'not pulled')}; the first: {first.message}", first.hint)
+        summary = count_stages(len(failures), "not pulled")
+        raise DataError(f"{summary}; the first: {first.message}", first.hint)
 
 
 def count_stages(count: int, participle: str) -> str:

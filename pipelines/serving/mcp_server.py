@@ -233,7 +233,8 @@ def serve(
         served = {name: openable.database for name, openable in databases.items()}
         tool = SqlTool(served, sql, rows, agents)
         if follow is not None:
-            threading.Thread(target=lambda: asyncio.run(follow()), daemon=True).start()
+            follower = threading.Thread(target=lambda: asyncio.run(follow()), daemon=True)
+            follower.start()
         if port is not None:
             import uvicorn
 

@@ -42,7 +42,8 @@ def open_model(text: str, recipe: str, overrides: Sequence[str], store: Store) -
         loaded = recipes.load(recipe, overrides)
         return _endpoint_model(text.removeprefix(ENDPOINT), loaded)
     if text.startswith(SCRIPT):
-        policy = script(Path(text.removeprefix(SCRIPT)))
+        file = Path(text.removeprefix(SCRIPT))
+        policy = script(file)
         loaded = recipes.load(recipe, overrides)
         return AnsweringModel("script", policy, loaded)
     if text.startswith(CHAMPION):

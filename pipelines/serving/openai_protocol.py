@@ -215,7 +215,8 @@ def completion(id: str, model: str, created: int, events: Sequence[Event]) -> di
     thoughts = []
     for event in events:
         delta = _delta(event)
-        contents.append(str(delta.get("content") or ""))
+        content = delta.get("content") or ""
+        contents.append(str(content))
         thought = delta.get("reasoning_content")
         if thought:
             thoughts.append(thought)

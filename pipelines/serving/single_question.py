@@ -69,8 +69,9 @@ def ask_model(
         return
     if result.status is ExecutionStatus.UNAVAILABLE:
         raise BoundaryError(str(result.error), "Check that the database can be reached, and that its role only reads.")
+    reason = plain(str(result.error))
     hint = advice_on(trajectory, environment.protocol) or "Try other words."
-    raise DataError(f"the answer's SQL does not run: {plain(str(result.error))}", hint)
+    raise DataError(f"the answer's SQL does not run: {reason}", hint)
 
 
 def _local_policy(checkpoint: Path, recipe: Recipe) -> Policy:

@@ -98,7 +98,8 @@ class SqlAnalysis(Generic[Query, Answer]):
                 answers.append(self.unread)
                 continue
             text = str(result.rows[0][0])
-            answers.append(_decode(json.loads(text), self.form))
+            value = json.loads(text)
+            answers.append(_decode(value, self.form))
         return answers
 
 

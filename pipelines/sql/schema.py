@@ -380,7 +380,8 @@ def _catalog_schema(engine: EngineName, opened: Catalog, values: int) -> Schema:
     """The schema of an engine whose dialect has queries of its catalog."""
     query = opened.query
     dialect = DIALECTS[engine]
-    primary, foreign = _catalog_keys(list(query(dialect.keys_query)))
+    key_rows = list(query(dialect.keys_query))
+    primary, foreign = _catalog_keys(key_rows)
     by_table: dict[str, list[DeclaredColumn]] = {}
     for table, name, kind in query(dialect.columns_query):
         if "'" not in kind:  # the values of an ENUM stay as they are stored
@@ -441,7 +442,8 @@ def _with_values(
                 raise ViewLimitExceeded
             rows = query(f"SELECT {quoted(column.name)} FROM {table} LIMIT {SAMPLED_ROWS}")
             distinct = dict.fromkeys(plain_value(value) for (value,) in rows if value is not None)
-            sampled.append(replace(column, values=tuple(distinct)[:count]))
+            values = tuple(distinct)[:count]
+            sampled.append(replace(column, values=values))
     except Exception:  # each driver has an error tree of its own
         if view:
             return bare

@@ -104,7 +104,8 @@ def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:
             detail = f"{evidence}; closest: {close_names}"
         clues.append(Hint(f"unknown_{missing.kind}", detail))
     if nowhere:
-        return Diagnosis("hallucination", _joined(list(nowhere)), tuple(clues))
+        evidence = _joined(list(nowhere))
+        return Diagnosis("hallucination", evidence, tuple(clues))
     return Diagnosis("schema_linking", clues[0].detail, tuple(clues))
 
 

@@ -107,7 +107,8 @@ def _qualify(column: exp.Column, source: _Source | None) -> None:
     if source is not None and source.table:
         table = exp.to_identifier(source.table)
     if not isinstance(column.this, exp.Star):
-        column.set("this", exp.to_identifier(column.name.lower()))
+        name = exp.to_identifier(column.name.lower())
+        column.set("this", name)
         column.set("table", table)
         column.set("db", None)
     elif source is not None and source.table is not None:  # the star of a subquery keeps its alias

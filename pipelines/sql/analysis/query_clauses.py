@@ -156,9 +156,9 @@ def _count_aggregate_names(tree: exp.Expr) -> Counter[str]:
 
 
 def _logic_words(tree: exp.Expr) -> tuple[str, ...]:
-    n_ors = len(list(tree.find_all(exp.Or)))
-    n_nots = len(list(tree.find_all(exp.Not)))
-    return ("OR",) * n_ors + ("NOT",) * n_nots
+    ors = list(tree.find_all(exp.Or))
+    nots = list(tree.find_all(exp.Not))
+    return ("OR",) * len(ors) + ("NOT",) * len(nots)
 
 
 def _outer_sides(tree: exp.Expr) -> tuple[str, ...]:

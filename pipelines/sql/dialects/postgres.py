@@ -430,7 +430,8 @@ class PostgresSession(base.DatabaseSession):
             """A numeric may have 131,072 digits."""
 
             def load(self, data: Any) -> Any:
-                return base.plain_number(decimal.Decimal(bytes(data).decode("ascii")))
+                text = bytes(data).decode("ascii")
+                return base.plain_number(decimal.Decimal(text))
 
         for name in _AS_TEXT.split():
             connection.adapters.register_loader(name, TextLoader)

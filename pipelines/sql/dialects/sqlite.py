@@ -529,7 +529,8 @@ class SqliteSession(base.DatabaseSession):
                 return base.failure(REFUSED, "hidden", reason)
             from pipelines.sql.dialects import guard as tokens  # only here: other workers start without it
 
-            self._common_tables = frozenset(map(base.fold, tokens.common_tables(sql)))
+            common_tables = tokens.common_tables(sql)
+            self._common_tables = frozenset(map(base.fold, common_tables))
             self._shadowed = tokens.shadowed_names(sql)
         is_decoded = False
         is_in_memory = False
@@ -690,7 +691,8 @@ def database_digest(connection: sqlite3.Connection) -> str:
             objects.append([kind, table.lower(), *properties])
         else:
             objects.append([kind, table.lower()])
-    return texts_digest(sorted(map(repr, objects)))
+    texts = map(repr, objects)
+    return texts_digest(sorted(texts))
 
 
 def _index_properties(connection: sqlite3.Connection, table: str, index: str) -> tuple[list[int], list[str]]:
@@ -715,8 +717,8 @@ def _rows_digest(rows: Iterable[tuple[Any, ...]], today: str) -> tuple[int, int]
             if isinstance(cell, str) and cell.startswith(today):
                 cell = "now"
             cells.append(cell)
-        row_digest = int(texts_digest([repr(cells)]), 16)
-        total = (total + row_digest) % (1 << 128)
+        row_digest = texts_digest([repr(cells)])
+        total = (total + int(row_digest, 16)) % (1 << 128)
         count += 1
     return count, total
 
@@ -804,7 +806,8 @@ class StatefulSession(SqliteSession):
             return raw
         # The only row holds digests of the last statement's rows, and of the database if it was changed.
         texts = [repr(rounded_cells(row)) for row in raw.rows]
-        as_set = texts_digest(sorted(set(texts)))
+        distinct = set(texts)
+        as_set = texts_digest(sorted(distinct))
         in_order = texts_digest(texts)
         is_changed = self._changes() != before
         state = ""
