@@ -104,7 +104,9 @@ def code_digest() -> str:
     """A digest of the bytes of the package's Python files; only such code resumes a stage that was interrupted."""
     code = hashlib.sha256()
     for path in sorted((ROOT / "pipelines").rglob("*.py")):
-        head = f"{path.relative_to(ROOT)} {path.stat().st_size}\n"
+        name = path.relative_to(ROOT)
+        size = path.stat().st_size
+        head = f"{name} {size}\n"
         code.update(head.encode() + path.read_bytes())
     return code.hexdigest()
 

@@ -329,9 +329,11 @@ def _values_at(value: Any, path: Sequence[str]) -> Iterator[Any]:
     """The values of nested JSON at a path, whose step `*` stands for every item of a list."""
     if not path:
         yield value
-    elif path[0] == "*":
-        for item in value if isinstance(value, list) else ():
+    elif path[0] == "*" and isinstance(value, list):
+        for item in value:
             yield from _values_at(item, path[1:])
+    elif path[0] == "*":
+        return
     elif isinstance(value, Mapping) and path[0] in value:
         yield from _values_at(value[path[0]], path[1:])
 

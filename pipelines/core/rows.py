@@ -263,11 +263,11 @@ def _unnamed_columns(header: Sequence[str], cells: Sequence[str]) -> set[int]:
 
 def _by_name(header: Sequence[str], cells: Sequence[str]) -> dict[str, str] | BadRow:
     """A row's cells that are not blank, by the names of their columns."""
-    surplus = cells[len(header) :]
-    if any(map(str.strip, surplus)):
+    n_columns = len(header)
+    if any(map(str.strip, cells[n_columns:])):
         text = ",".join(cells)
         hint = f"a text with a comma needs quotes: {text[:MESSAGE_CHARS]}"
-        detail = f"{len(cells)} cells under {len(header)} columns: {hint}"
+        detail = f"{len(cells)} cells under {n_columns} columns: {hint}"
         return BadRow("too_many_cells", detail, text)
     row = {}
     for name, cell in zip(header, cells, strict=False):

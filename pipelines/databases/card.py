@@ -180,7 +180,8 @@ def _card_description(card: TableCard | ColumnCard) -> str:
 def _spaced_words(text: str) -> str:
     """The words of a text between single spaces, so that whole words are found in it."""
     words = re.findall(r"[^\W_]+", text.lower())
-    return f" {' '.join(words)} "
+    spaced = " ".join(words)
+    return f" {spaced} "
 
 
 def path_of(name: str) -> Path:

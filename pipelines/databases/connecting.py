@@ -191,9 +191,10 @@ def _readable_schemas(
     readable = [schema for schema, tables in tables_by_schema.items() if tables is not None]
     absent = [schema for schema in schemas if schema not in readable]
     if absent:
+        names = ", ".join(absent)
         known = ", ".join(tables_by_schema)
         hint = f"There are: {known}. An administrator grants a role the USAGE of another."
-        raise DataError(f"this role finds no schema {', '.join(absent)}", hint)
+        raise DataError(f"this role finds no schema {names}", hint)
     unread = [schema for schema in tables_by_schema if schema not in readable]
     if dialect.is_server and unread:
         names = ", ".join(unread)
@@ -227,8 +228,9 @@ def _tell_lost_words(lost_names: Sequence[str], say: Say) -> None:
     if not lost_names:
         return
     names = ", ".join(lost_names[:MAX_LISTED])
-    if len(lost_names) > MAX_LISTED:
-        names += f" and {len(lost_names) - MAX_LISTED} more"
+    n_more = len(lost_names) - MAX_LISTED
+    if n_more > 0:
+        names += f" and {n_more} more"
     say(f"note: gone from the database, so the card loses their descriptions and synonyms: {names}")
 
 

@@ -218,7 +218,8 @@ def link_locally(
         schema_filter = _filter_of(schema, is_brief)
         if not schema_filter.fits(tokens):
             mentioned = [(table, column) for table, column, _ in example.prompt_context.values or ()]
-            text = f"{example.in_context((' ', ' '))} {example.evidence}"
+            conversation = example.in_context((" ", " "))
+            text = f"{conversation} {example.evidence}"
             items = schema_filter.choose(text, tokens, mentioned)
             example = with_linked_schema(example, items, schema, key)
         elif key != FITTED:

@@ -179,10 +179,11 @@ def model_card(lineage: Lineage, name: str, kind: str) -> str:
 
 def _hub_metadata(lineage: Lineage, name: str, kind: str) -> dict[str, Any]:
     """The head of a card, which the hub reads."""
+    library = "peft" if kind == "adapter" else "transformers"
     metadata: dict[str, Any] = {
         "license": "other",
         "license_name": "see-the-card",
-        "library_name": "peft" if kind == "adapter" else "transformers",
+        "library_name": library,
         "pipeline_tag": "text-generation",
         "tags": ["text-to-sql", "agent", "sqltrain"],
     }
@@ -248,7 +249,8 @@ def _recipe_section(lineage: Lineage) -> str:
     if "model" in settings:
         settings["model"] = _model_settings(lineage)
     text = yaml_text(settings, width=100).rstrip()
-    return f"## Recipe\n\nThe settings of the stages that made it:\n\n{_code_block(text, 'yaml')}"
+    code_block = _code_block(text, "yaml")
+    return f"## Recipe\n\nThe settings of the stages that made it:\n\n{code_block}"
 
 
 def _figures(lineage: Lineage) -> Iterator[str]:
@@ -272,9 +274,11 @@ def _figures(lineage: Lineage) -> Iterator[str]:
 
 
 def _accuracy_in_words(ex: Estimate) -> str:
-    interval = f"{100 * ex.low:.1f} to {100 * ex.high:.1f}"
+    low = 100 * ex.low
+    high = 100 * ex.high
+    percent = 100 * ex.value
     sample = f"{ex.n:,} questions, {ex.n_clusters:,} databases, {ex.method}"
-    return f"{100 * ex.value:.1f} % ({interval}; {sample})"
+    return f"{percent:.1f} % ({low:.1f} to {high:.1f}; {sample})"
 
 
 def _terms(lineage: Lineage) -> list[str]:
@@ -299,7 +303,8 @@ def _terms(lineage: Lineage) -> list[str]:
 
 def _makers(lineage: Lineage) -> list[str]:
     """The programs and the machine that made it."""
-    lines = [f"- sqltrain {importlib.metadata.version('sqltrain')}"]
+    version = importlib.metadata.version("sqltrain")
+    lines = [f"- sqltrain {version}"]
     if lineage.manifests:
         own_manifest = next(iter(lineage.manifests.values()))
         tags = provenance.as_tags(own_manifest.get("made_by", {}))

@@ -114,7 +114,8 @@ def _write_weights(lineage: Lineage, work: Path) -> None:
 
 def _write_cards(lineage: Lineage, kind: Kind, work: Path, name: str) -> None:
     """Write the model's card and that of its demonstrations; without any, the counts of its questions."""
-    card = cards.model_card(lineage, name, "adapter" if kind == "hub-adapter" else "model")
+    card_kind = "adapter" if kind == "hub-adapter" else "model"
+    card = cards.model_card(lineage, name, card_kind)
     (work / README).write_text(card, encoding="utf-8")
     demonstrations = lineage.demonstrations
     if not demonstrations:

@@ -443,8 +443,9 @@ def evaluated(
     broken = [record for record in greedy if record.broken]
     if len(broken) > recipe.contracts.max_broken * len(greedy):
         remove_folder(result.folder)
+        questions = f"{len(broken)} of {len(greedy)} held-out questions of {recipe.benchmark.name}"
         raise BoundaryError(
-            f"{len(broken)} of {len(greedy)} held-out questions of {recipe.benchmark.name} broke: {broken[0].failure}",
+            f"{questions} broke: {broken[0].failure}",
             "Nothing is decided. Mend the database or the endpoint; the next night asks these questions again.",
         )
     return result

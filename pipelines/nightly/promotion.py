@@ -74,8 +74,9 @@ def decide_promotion(test: HeldOutRecords, guards: Guards, settings: Nightly, se
     else:
         is_worse = paired.high < 0
         is_better = paired.low > 0
-        interval = f"[{100 * paired.low:+.1f}, {100 * paired.high:+.1f}]"
-        test_in_words = f"95 % interval {interval} points, {paired.method}"
+        low = 100 * paired.low
+        high = 100 * paired.high
+        test_in_words = f"95 % interval [{low:+.1f}, {high:+.1f}] points, {paired.method}"
     percent_before = 100 * overall.accuracy_before
     percent_after = 100 * overall.accuracy_after
     change = f"{percent_before:.1f} to {percent_after:.1f} % of {paired.n} questions"
@@ -102,7 +103,8 @@ def _in_points(differences: Mapping[str, float]) -> str:
     texts = []
     for name, value in differences.items():
         bare_name = name.partition("/")[2]
-        texts.append(f"{bare_name} {100 * value:+.1f}")
+        points = 100 * value
+        texts.append(f"{bare_name} {points:+.1f}")
     return ", ".join(texts)
 
 

@@ -286,7 +286,8 @@ def _code_fence(text: str, language: str) -> str:
     runs = re.findall(r"`+", text)
     longest_run = max(map(len, runs), default=0)
     fence = "`" * max(longest_run + 1, 3)
-    return f"{fence}{language}\n{text.strip()}\n{fence}"
+    content = text.strip()
+    return f"{fence}{language}\n{content}\n{fence}"
 
 
 def _plain_markdown(text: str) -> str:

@@ -78,7 +78,9 @@ def open_service(request: ServeRequest, say: Callable[[str], None]) -> Iterator[
         if ":" in host:  # an address of IPv6
             host = f"[{host}]"
         address = f"http://{host}:{request.port}"
-        say(f"{plain(openable.database.id)} answered by {plain(served.model.name)}: {address} (stop with Ctrl-C)")
+        database = plain(openable.database.id)
+        answering_model = plain(served.model.name)
+        say(f"{database} answered by {answering_model}: {address} (stop with Ctrl-C)")
         say(f"OpenAI's protocol: {address}/v1    audit log: {questions}")
         yield service
 

@@ -191,10 +191,11 @@ def _create_table(table: Table, write_name: WriteName, write_table: WriteName) -
         names = ", ".join(map(write_name, primary))
         lines.append((f"PRIMARY KEY ({names})", ""))
     for key in table.foreign_keys:
-        name = write_name(key.column)
+        column_name = write_name(key.column)
         target = f"{write_table(key.to_table)}({write_name(key.to_column)})"
-        lines.append((f"FOREIGN KEY ({name}) REFERENCES {target}", ""))
-    statement = [f"CREATE TABLE {write_table(table.name)} ({_note(table.description)}"]
+        lines.append((f"FOREIGN KEY ({column_name}) REFERENCES {target}", ""))
+    name = write_table(table.name)
+    statement = [f"CREATE TABLE {name} ({_note(table.description)}"]
     for number, (text, note) in enumerate(lines, 1):
         comma = "," if number < len(lines) else ""
         statement.append(f"    {text}{comma}{note}")

@@ -97,7 +97,10 @@ def _bracket_depth(sql: str) -> int:
     deepest = 0
     bare_sql = _SKIP.sub("", sql)
     for sign in re.findall(r"[(\[)\]]", bare_sql):
-        depth += 1 if sign in "([" else -1
+        if sign in "([":
+            depth += 1
+        else:
+            depth -= 1
         deepest = max(deepest, depth)
     return deepest
 

@@ -35,7 +35,8 @@ class Condition:
 
     def __str__(self) -> str:
         column = ".".join(self.column)
-        values = ", ".join("NULL" if value is None else repr(value) for value in self.values)
+        texts = ["NULL" if value is None else repr(value) for value in self.values]
+        values = ", ".join(texts)
         return f"{column} {self.operator} {values}"
 
 

@@ -414,7 +414,8 @@ def _is_computed_from(
     cursor: duckdb.DuckDBPyConnection, hidden: base.Hidden, schema: str, table: str, column: str
 ) -> bool:
     """Whether a column is computed from a hidden one, or is one."""
-    query = f"SELECT {base.quoted(column)} FROM {base.quoted(schema)}.{base.quoted(table)}"
+    column_name = base.quoted(column)
+    query = f"SELECT {column_name} FROM {base.quoted(schema)}.{base.quoted(table)}"
     plan = json.loads(PLAN.of(cursor, query))
     if plan["error"]:
         return True

@@ -230,8 +230,10 @@ def _width(tokens: Sequence[tuple[str, str]], engine: str) -> float:
     for kind, word in tokens:
         call = calls[-1]
         argument = call.arguments[-1]
-        if kind != "sign" or word not in "(,)" or (word == ")" and len(calls) == 1):
-            argument.append(f'"{word}' if kind == "name" else word)
+        if kind == "name":
+            argument.append(f'"{word}')
+        elif kind != "sign" or word not in "(,)" or (word == ")" and len(calls) == 1):
+            argument.append(word)
         elif word == "(":
             name = ""
             if argument:
@@ -243,8 +245,10 @@ def _width(tokens: Sequence[tuple[str, str]], engine: str) -> float:
             calls.pop()
             numbers = call.numbers()
             outer_argument = calls[-1].arguments[-1]
-            # A bracket around it is no number; `least` is as wide as its smallest.
-            outer_argument.append(str(min(numbers)) if call.name == "least" else "()")
+            if call.name == "least":  # it is as wide as its smallest number
+                outer_argument.append(str(min(numbers)))
+            else:  # a bracket around a number is no number
+                outer_argument.append("()")
             if engine == "postgres" and call.name == "format" and _is_wide_format(call.arguments[0]):
                 return math.inf
             width = 1.0
@@ -269,8 +273,10 @@ class _Call(NamedTuple):
         numbers = []
         for words in self.arguments:
             text = words[0] if len(words) == 1 else ""
-            is_number = text[:1].isdigit() and "_" not in text
-            numbers.append(float(text) if is_number else math.inf)
+            if text[:1].isdigit() and "_" not in text:
+                numbers.append(float(text))
+            else:
+                numbers.append(math.inf)
         return numbers
 
 
@@ -341,7 +347,8 @@ def common_tables(sql: str) -> dict[str, tuple[int, int]]:
     is_recursive = words[1:2] == ["recursive"]
     name = ""
     depth = 0
-    for position in range(2 if is_recursive else 1, len(words)):
+    first = 2 if is_recursive else 1
+    for position in range(first, len(words)):
         word = words[position]
         if not name:
             name = word

@@ -528,6 +528,7 @@ def open_readonly_connection(
     database = unquote(address.path.strip("/"))
     if mode is None:
         mode = _address_mode(location)
+    cursor_class = SSCursor if unbuffered else Cursor
     connection_class = _connection_class()
     connection = connection_class(
         host=address.hostname or "127.0.0.1",
@@ -542,7 +543,7 @@ def open_readonly_connection(
         connect_timeout=max(2, int(seconds)),
         read_timeout=max(2, int(seconds * 2)),
         conv=_conversions(),
-        cursorclass=SSCursor if unbuffered else Cursor,
+        cursorclass=cursor_class,
         **encryption,
     )
     if "ssl" in encryption and not _is_encrypted(connection):  # the driver goes on without, where a server has none
@@ -622,8 +623,10 @@ def session_mode(server: Set[str]) -> str:
 def _pieces(has_ansi_quotes: bool, has_escapes: bool) -> re.Pattern[str]:
     """The pattern of a statement's comments, texts and names as the server reads them."""
     unit = r"[^{0}\\]|\\.|{0}{0}" if has_escapes else "[^{0}]|{0}{0}"
-    double = 'name>"(?:[^"]|"")+"' if has_ansi_quotes else f'double>"(?:{unit.format(chr(34))})*"'
-    texts = f"(?P<single>'(?:{unit.format(chr(39))})*')|(?P<{double})"
+    in_single_quotes = unit.format("'")
+    in_double_quotes = unit.format('"')
+    double = 'name>"(?:[^"]|"")+"' if has_ansi_quotes else f'double>"(?:{in_double_quotes})*"'
+    texts = f"(?P<single>'(?:{in_single_quotes})*')|(?P<{double})"
     comments = r"(?P<comment>--(?=\s|\Z)[^\n]*|/\*(?![!M+]).*?\*/)|(?P<hash>\#[^\n]*)"
     return re.compile(rf"{comments}|{texts}|(?P<ticks>`(?:[^`\r\n]|``)+`)|[^'\"`#/-]+|.", re.DOTALL)
 

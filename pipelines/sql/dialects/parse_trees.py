@@ -637,7 +637,8 @@ class _Query:
         texts = _string_values(values)
         has_star = any("A_Star" in value for value in values)
         if key == "fields" and has_star:
-            self._stars.add(texts[-1] if texts else "")
+            qualifier = texts[-1] if texts else ""
+            self._stars.add(qualifier)
         elif key == "fields":
             self._uses.add(tuple(texts))
         elif key == "indirection" and has_star:
