@@ -236,8 +236,10 @@ def value_conditions(schema: Schema, stored_values: Iterable[tuple[str, str, str
     write_name = written(schema.engine)
     conditions = []
     for table, column, value in stored_values:
+        table_name = schema.written(table, write_name)
+        column_name = write_name(column)
         text = _one_line(value).replace("'", "''")
-        conditions.append(f"{schema.written(table, write_name)}.{write_name(column)} = '{text}'")
+        conditions.append(f"{table_name}.{column_name} = '{text}'")
     return conditions
 
 
