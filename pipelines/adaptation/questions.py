@@ -39,7 +39,8 @@ def gather(own: Path | None, invented: Path | None, address: str) -> AdaptationQ
     """
     main_file = own or invented
     if main_file is None:
-        raise DataError("no questions are named", "Pass --questions FILE, or make some: sqltrain invent.")
+        hint = "Pass --questions FILE, or make some: sqltrain invent."
+        raise DataError("no questions are named", hint)
     own_read = Questions([], [])
     if own is not None:
         own_read = _read_file(own, address)

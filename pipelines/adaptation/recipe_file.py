@@ -155,5 +155,6 @@ def last_training_stage(recipe: Recipe) -> str:
     """The name of the recipe's last training stage; a DataError if it has no training or no evaluation."""
     stages = [name for name in TRAINING if name in recipe.stages]
     if not stages or "evaluate" not in recipe.stages:
-        raise DataError(f"recipe {recipe.name} lacks a stage", "To adapt it needs evaluate, and sft or grpo.")
+        hint = "To adapt it needs evaluate, and sft or grpo."
+        raise DataError(f"recipe {recipe.name} lacks a stage", hint)
     return stages[-1]

@@ -59,7 +59,8 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
         shipped = require_shipped(recipe or DEFAULT_RECIPE)
         return _adapter_start(source, shipped, about=source)
     if not (folder / "config.json").is_file():
-        raise DataError(f"no model in {folder}", "Pass a folder that holds a config.json, or a hub name.")
+        hint = "Pass a folder that holds a config.json, or a hub name."
+        raise DataError(f"no model in {folder}", hint)
     require_sound(folder)
     return _checkpoint_start(folder, recipe)
 
@@ -207,4 +208,5 @@ def _require_on_hub(model: str) -> None:
     except Exception:  # the hub is out of reach, by whatever its client raises: the loading of the model will fail
         is_known = True
     if not is_known:
-        raise DataError(f"the hub has no model {model}", "Check the spelling; a private one needs HF_TOKEN.")
+        hint = "Check the spelling; a private one needs HF_TOKEN."
+        raise DataError(f"the hub has no model {model}", hint)

@@ -273,7 +273,8 @@ def source_folder(source: Source) -> Path:
         raise DataError(f"a {source.kind} source needs a path", "Set it, such as data.rl.0.path=FOLDER")
     folder = Path(source.path).expanduser()
     if not folder.exists():
-        raise DataError(f"no such file or folder: {folder}", f"It is the path of a {source.kind} source")
+        hint = f"It is the path of a {source.kind} source"
+        raise DataError(f"no such file or folder: {folder}", hint)
     return folder
 
 

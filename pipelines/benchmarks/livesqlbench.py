@@ -151,9 +151,8 @@ def read_livesqlbench(source: Source, seed: int, root: Path) -> base.Loaded:
             meta=meta,
         )
 
-    named_rows = []
-    for index, row in enumerate(base.read_objects(folder / layout.file, HINT)):
-        named_rows.append((f"{layout.file}[{index}]", row))
+    rows = base.read_objects(folder / layout.file, HINT)
+    named_rows = [(f"{layout.file}[{index}]", row) for index, row in enumerate(rows)]
     return base.collect_examples(named_rows, make)
 
 

@@ -243,7 +243,8 @@ def _read_rows(source: Source, options: OwnOptions) -> Iterator[PlacedRow]:
     """Each row of a file behind its place."""
     file = base.source_folder(source)
     if file.is_dir():
-        raise DataError(f"{file} is a folder", f"A {source.kind} source's path is the file with the questions")
+        hint = f"A {source.kind} source's path is the file with the questions"
+        raise DataError(f"{file} is a folder", hint)
     if source.kind == "csv":
         needed = [("question",), SQL]
         if options.database is None:

@@ -33,7 +33,8 @@ class Remote:
         from fsspec.core import url_to_fs
 
         if "://" not in url:
-            raise DataError(f"{url!r} is no URL", "Write s3://BUCKET/FOLDER, gs://..., or file:///FOLDER.")
+            hint = "Write s3://BUCKET/FOLDER, gs://..., or file:///FOLDER."
+            raise DataError(f"{url!r} is no URL", hint)
         self.url = url
         try:
             self.files, self.root = url_to_fs(url)

@@ -198,7 +198,8 @@ def read(path: Path) -> DatabaseCard:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{path}: {where}: {first['msg']}", "Mend it; sqltrain connect shows how it looks.") from None
+        hint = "Mend it; sqltrain connect shows how it looks."
+        raise DataError(f"{path}: {where}: {first['msg']}", hint) from None
     length = len(card.notes.strip())
     if length > NOTES_CHARS:
         message = "%s: its notes have %s characters; prompts show the first %s"

@@ -219,9 +219,11 @@ def _check_role(
         for statement in dialect.reader_grants(address, schemas):
             say(f"  {statement}")
     if role.is_turned_away:
-        raise DataError("the sandbox refuses a role with such rights", "Connect as a role that only reads.")
+        hint = "Connect as a role that only reads."
+        raise DataError("the sandbox refuses a role with such rights", hint)
     if not allow_writes:
-        raise DataError("this role may write", "Connect as one that only reads, or pass --allow-writes.")
+        hint = "Connect as one that only reads, or pass --allow-writes."
+        raise DataError("this role may write", hint)
 
 
 def _tell_lost_words(lost_names: Sequence[str], say: Say) -> None:

@@ -61,7 +61,8 @@ def split_password(address: str) -> tuple[str, str | None]:
     other_options: list[tuple[str, str]] = []
     for key, value in options:
         if "pass" in key.lower() and key not in NO_SECRETS:
-            raise DataError(f"the address holds a secret, {key}", "Leave it out: use a key without a passphrase.")
+            hint = "Leave it out: use a key without a passphrase."
+            raise DataError(f"the address holds a secret, {key}", hint)
         if key == "password":
             passwords.append(value)
         else:
@@ -102,7 +103,8 @@ def password_of(engine: str, variable: str | None) -> str | None:
         return os.environ.get(usual_variable)
     password = os.environ.get(variable)
     if password is None:
-        raise ResourceError(f"the environment variable {variable} is not set", "It holds the database's password.")
+        hint = "It holds the database's password."
+        raise ResourceError(f"the environment variable {variable} is not set", hint)
     return password
 
 

@@ -102,4 +102,5 @@ def find_checkpoint(model: str, overrides: Sequence[str], store: Store, say: Say
     if model in recipes.recipe_names() or model.endswith(".yaml"):
         recipe = recipes.load(model, overrides)
         return newest_model(recipe, store)
-    raise DataError(f"there is no model {model!r}", "Pass a folder, champion:RECIPE, STAGE/KEY or a recipe.")
+    hint = "Pass a folder, champion:RECIPE, STAGE/KEY or a recipe."
+    raise DataError(f"there is no model {model!r}", hint)

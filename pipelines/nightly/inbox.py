@@ -63,7 +63,8 @@ def delivery_days(settings: Nightly, since: date) -> list[date]:
     """The days from `since` on at which files of questions came, the oldest first."""
     inbox = inbox_path(settings)
     if inbox.is_file():
-        raise DataError(f"{inbox} is a file: the rows of a table have no day", "Without --since one night takes all.")
+        hint = "Without --since one night takes all."
+        raise DataError(f"{inbox} is a file: the rows of a table have no day", hint)
     days: set[date] = set()
     for file in inbox.glob("[!.]*"):
         if file.suffix.lower() in READ:

@@ -39,7 +39,8 @@ def pins(store: Store) -> list[StageName]:
     pinned = []
     for row in read_json(path) or []:
         if not isinstance(row, list) or len(row) != 2:
-            raise DataError(f"{path} is damaged", "It is a list of [stage, key] pairs: mend it, or remove it.")
+            hint = "It is a list of [stage, key] pairs: mend it, or remove it."
+            raise DataError(f"{path} is damaged", hint)
         stage, key = row
         pinned.append((stage, key))
     return pinned

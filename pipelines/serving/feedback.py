@@ -54,7 +54,8 @@ class Feedback:
         self, folder: Path, days: int | None = None, clock: Callable[[], float] = time.time, create: bool = True
     ) -> None:
         if not create and not (folder / FILE).is_file():
-            raise DataError(f"no feedback in {folder}", "Pass the folder that sqltrain serve --feedback was given.")
+            hint = "Pass the folder that sqltrain serve --feedback was given."
+            raise DataError(f"no feedback in {folder}", hint)
         self.folder = folder
         self.days = days
         self._clock = clock

@@ -68,7 +68,8 @@ def ask_model(
             show(line)
         return
     if result.status is ExecutionStatus.UNAVAILABLE:
-        raise BoundaryError(str(result.error), "Check that the database can be reached, and that its role only reads.")
+        hint = "Check that the database can be reached, and that its role only reads."
+        raise BoundaryError(str(result.error), hint)
     reason = plain(str(result.error))
     hint = advice_on(trajectory, environment.protocol) or "Try other words."
     raise DataError(f"the answer's SQL does not run: {reason}", hint)
@@ -87,8 +88,10 @@ def _require_answer(trajectory: Trajectory, protocol: Protocol) -> str:
         failure = str(trajectory.failure)
         if failure.islower():  # the sandbox's failures are short words in lower case
             reason = failure.replace("_", " ")
-            raise BoundaryError(f"no answer: {reason}", "Check that the database exists and can be read.")
-        raise BoundaryError(f"no answer of {trajectory.policy}: {failure}", "Check the model, or its endpoint.")
+            hint = "Check that the database exists and can be read."
+            raise BoundaryError(f"no answer: {reason}", hint)
+        hint = "Check the model, or its endpoint."
+        raise BoundaryError(f"no answer of {trajectory.policy}: {failure}", hint)
     if not trajectory.turns and trajectory.stop is StopReason.TOKEN_LIMIT:
         n_tokens = len(trajectory.token_ids)
         raise DataError(

@@ -44,7 +44,8 @@ def is_local(host: str) -> bool:
 def require_keys(host: str, access: Access) -> None:
     """Refuse to be reached from other machines without a key."""
     if access.is_open and not is_local(host):
-        raise UserError(f"{host} can be reached from other machines", "Pass --keys FILE with a line USER: KEY each.")
+        hint = "Pass --keys FILE with a line USER: KEY each."
+        raise UserError(f"{host} can be reached from other machines", hint)
 
 
 def require_bindable(host: str, port: int) -> None:

@@ -111,7 +111,8 @@ def with_difficulty(gold: Sequence[GoldQuery], path: Path) -> list[GoldQuery]:
     if len(rows) != len(gold):
         raise DataError(f"{path} has {len(rows)} records for {len(gold)} gold queries")
     if not any(row.difficulty for row in rows):
-        raise DataError(f"{path} tells no difficulty", "Pass BIRD's JSON of the split, whose records have one each.")
+        hint = "Pass BIRD's JSON of the split, whose records have one each."
+        raise DataError(f"{path} tells no difficulty", hint)
     return list(map(_joined_with_row, gold, rows))
 
 

@@ -146,8 +146,10 @@ def expand(sentence: str) -> list[str]:
         choices.append(phrases)
     templates = []
     for chosen in itertools.product(*choices):
-        following = iter(chosen)
-        templates.append(_PHRASE.sub(lambda _, following=following: next(following), sentence))  # type: ignore[misc]
+        template = sentence
+        for match, phrase in zip(matches, chosen, strict=True):
+            template = template.replace(match[0], phrase, 1)
+        templates.append(template)
     return templates
 
 

@@ -180,7 +180,8 @@ class Dialect(abc.ABC):
     @classmethod
     def with_schemas(cls, address: str, schemas: Sequence[str]) -> str:
         """The address that reads these schemas; the tables of all but the first have qualified names."""
-        raise DataError(f"--schema is not for {cls.title}", "Pass it with a PostgreSQL or DuckDB database.")
+        hint = "Pass it with a PostgreSQL or DuckDB database."
+        raise DataError(f"--schema is not for {cls.title}", hint)
 
 
 def find_name(name: str, names: Iterable[str], engine: str) -> str | None:
