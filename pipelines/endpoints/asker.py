@@ -144,15 +144,21 @@ class Asker:
             else:
                 answer = answers.from_record(kept)
         with_text = answers.with_thought_as_text(answer)
-        if with_text is not answer and not self._has_told_of_thoughts:
-            self._has_told_of_thoughts = True
-            log.warning(
-                "endpoint %r puts whole answers into the reasoning field: they are read from there. If they are its "
-                "thoughts, start the server with another reasoning parser, or without one",
-                self.name,
-            )
+        if with_text is not answer:
+            self._tell_of_thoughts()
         self.used[key] = with_text.prompt_tokens, with_text.completion_tokens, with_text.kind
         return with_text
+
+    def _tell_of_thoughts(self) -> None:
+        """Log once that answers are read from the reasoning field."""
+        if self._has_told_of_thoughts:
+            return
+        self._has_told_of_thoughts = True
+        log.warning(
+            "endpoint %r puts whole answers into the reasoning field: they are read from there. If they are its "
+            "thoughts, start the server with another reasoning parser, or without one",
+            self.name,
+        )
 
     def _body(
         self, messages: Sequence[Message], sampling: Sampling, stop: Sequence[str], max_tokens: int | None

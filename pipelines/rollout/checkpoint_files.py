@@ -156,6 +156,17 @@ def network_of(name: str, **options: Any) -> Any:
         raise DataError(f"no model at {name}: {_line(error)}", hint) from None
     finally:
         logging.set_verbosity(level)
+    _require_same_tensors(name, loading)
+    _require_finite(name, network.named_parameters())
+    return network
+
+
+def _require_same_tensors(name: str, loading: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose tensors are not those of its architecture.
+
+    Args:
+        loading: what transformers reports of loading it.
+    """
     missing = sorted(loading["missing_keys"])
     if missing:
         raise DataError(f"{name} lacks {len(missing)} tensors of its architecture: {_some(missing)}", AGAIN)
@@ -167,8 +178,6 @@ def network_of(name: str, **options: Any) -> Any:
         raise DataError(f"{name} has {len(unknown)} tensors that its architecture lacks: {_some(unknown)}", hint)
     for reason in loading.get("error_msgs") or ():
         raise DataError(f"no model at {name}: {_line(reason)}", AGAIN)
-    _require_finite(name, network.named_parameters())
-    return network
 
 
 def _require_finite(name: str, tensors: Iterable[tuple[str, Any]]) -> None:

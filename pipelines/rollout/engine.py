@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from pipelines.core.errors import BoundaryError, DataError, EndpointError, UserError
-from pipelines.core.types import Database, ExecutionResult, StopReason, Trajectory
+from pipelines.core.types import Database, Example, ExecutionResult, Message, StopReason, Trajectory
 from pipelines.protocols.base import Protocol
 from pipelines.recipe.config import Sampling
 from pipelines.rollout.episode import (
@@ -25,7 +25,7 @@ from pipelines.rollout.episode import (
     UserRequest,
 )
 from pipelines.rollout.habits import AnswerHabits
-from pipelines.rollout.policies.base import Completion, Policy
+from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.rollout.user import User, reply, simulated_user
 from pipelines.sql.engine import SqlEngine
 from pipelines.sql.schema import Schema
@@ -123,7 +123,8 @@ class RolloutEngine:
         self.timing = Timing()
         started = time.perf_counter()
         done: dict[int, Trajectory] = {}
-        queue = EpisodeQueue([request.example.id for request in requests], self._policy.longest_first)
+        questions = [request.example.id for request in requests]
+        queue = EpisodeQueue(questions, self._policy.longest_first)
         workers: list[asyncio.Task[None]] = []
         habits = AnswerHabits(self._policy, self._rules.protocol)
 
@@ -168,56 +169,71 @@ class RolloutEngine:
         """
         self._policy.open(session)
         try:
-            try:
-                prompt = self._rules.prompt(request.example, self._schemas(request.example.database))
-            except (BoundaryError, DataError):
-                log.warning("no schema of database %s: its episodes are broken", request.example.database.id)
-                prompt = None
+            prompt = self._prompt(request.example)
             episode = Episode(request, self._rules, self._policy.name, session, prompt or (), self._policy.codec)
             if prompt is None:
                 episode.fail("database_unavailable")
             driver = episode.play()
             step = next(driver)
             while not isinstance(step, EndEvent):
-                if isinstance(step, DriverRequest):
-                    try:
-                        answer = await self._answer(step, episode)
-                    except (EpisodeBroken, EndpointError) as broken:
-                        step = driver.throw(broken)
-                    else:
-                        step = driver.send(answer)
-                else:
+                if not isinstance(step, DriverRequest):
                     yield step
                     step = next(driver)
+                    continue
+                try:
+                    answer = await self._answer(step, episode)
+                except (EpisodeBroken, EndpointError) as broken:
+                    step = driver.throw(broken)
+                else:
+                    step = driver.send(answer)
         finally:
             self._policy.release(session)
         yield step  # after the release: its reader may begin the next episode
 
+    def _prompt(self, example: Example) -> tuple[Message, ...] | None:
+        """The first messages of a question's episodes; None if its database has no schema that can be read."""
+        try:
+            schema = self._schemas(example.database)
+            return self._rules.prompt(example, schema)
+        except (BoundaryError, DataError):
+            log.warning("no schema of database %s: its episodes are broken", example.database.id)
+            return None
+
     async def _answer(self, step: DriverRequest, episode: Episode) -> Completion | ExecutionResult | str:
         """The answer to the driver's request from the policy, the sandbox or the user."""
-        started = time.perf_counter()
         if isinstance(step, UserRequest):
             self._policy.away(episode.session)
             return await reply(self._user, self._rules.protocol, episode.example, step.questions, episode.sample)
         if isinstance(step, SqlRequest):
-            if step.attempt:
-                await asyncio.sleep(step.delay_s)
-            statement = self._sql.begin(episode.example.database, step.sql, self._rows)
-            self._policy.away(episode.session, statement.work)
-            result = await statement.result()
-            self.timing.queries += step.attempt == 0
-            self.timing.sql_s += time.perf_counter() - started
-            return result
+            return await self._execute(step, episode)
+        return await self._generate(step)
+
+    async def _execute(self, step: SqlRequest, episode: Episode) -> ExecutionResult:
+        """The result of a turn's SQL; the policy is told that the episode waits for it."""
+        started = time.perf_counter()
+        if step.attempt:
+            await asyncio.sleep(step.delay_s)
+        statement = self._sql.begin(episode.example.database, step.sql, self._rows)
+        self._policy.away(episode.session, statement.work)
+        result = await statement.result()
+        if step.attempt == 0:
+            self.timing.queries += 1
+        self.timing.sql_s += time.perf_counter() - started
+        return result
+
+    async def _generate(self, request: Request) -> Completion:
+        """The policy's completion, asked for again if it fails."""
+        started = time.perf_counter()
         for attempt in range(ATTEMPTS):
             try:
-                completion = await self._policy.generate(step)
+                completion = await self._policy.generate(request)
             except (UserError, EndpointError):  # the policy has asked an endpoint again already
                 raise
             except Exception as error:
                 if attempt == ATTEMPTS - 1:
                     log.warning("policy %s failed %d times", self._policy.name, ATTEMPTS, exc_info=error)
                     raise EpisodeBroken(type(error).__name__) from error
-                self._policy.away(episode.session)
+                self._policy.away(request.session)
                 await asyncio.sleep(BACKOFF_S * 2**attempt)
             else:
                 self.timing.generate_s += time.perf_counter() - started
@@ -228,5 +244,6 @@ class RolloutEngine:
 def _require_one_unbroken(trajectories: Sequence[Trajectory]) -> None:
     """Stop a run in which nothing works, instead of working through all its episodes."""
     if all(trajectory.stop is StopReason.BROKEN for trajectory in trajectories):
-        classes = ", ".join(sorted({str(trajectory.failure) for trajectory in trajectories}))
+        failures = {str(trajectory.failure) for trajectory in trajectories}
+        classes = ", ".join(sorted(failures))
         raise BoundaryError(f"the first {len(trajectories)} episodes all broke: {classes}", "The log says more.")

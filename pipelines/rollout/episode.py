@@ -93,6 +93,9 @@ class EpisodeBroken(Exception):
     """A boundary failed for one episode; carries the failure's class."""
 
 
+RenderedPrompt = tuple[Example, Schema, tuple[Message, ...]]  # a question, its schema, and its first messages
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
     """Settings that all episodes of a run share."""
@@ -103,9 +106,7 @@ class Rules:
     sampling: Sampling
     max_turns: int  # the turn cap T. With 0 and a forced final answer, the agent must answer in its first turn.
     forced_final: bool  # whether the cap forces one last answer (SQL-Trail, algorithm 1, line 29).
-    _prompts: dict[tuple[str, ...], tuple[Example, Schema, tuple[Message, ...]]] = dataclasses.field(
-        default_factory=dict, repr=False, compare=False
-    )
+    _prompts: dict[tuple[str, ...], RenderedPrompt] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def prompt(self, example: Example, schema: Schema) -> tuple[Message, ...]:
         """The first messages of a question's episodes, rendered for the first of them."""

@@ -6,7 +6,7 @@ import io
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,17 +92,7 @@ def write_folder(file: Path, out: Path) -> None:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
         )
-    missing = sorted(loading["missing_keys"])
-    if missing:
-        raise DataError(f"{file} lacks {len(missing)} tensors of its architecture: {missing[0]}", ANOTHER)
-    for name, stored, wanted in sorted(loading["mismatched_keys"]):
-        raise DataError(f"{file}: {name} is {tuple(stored)}, and its architecture has {tuple(wanted)}", ANOTHER)
-    n_read = sum(values.numel() for values in network.parameters())
-    if n_read != header.n_weights:
-        raise DataError(f"{file} has {header.n_weights:,} weights, and its architecture {n_read:,}", ANOTHER)
-    rows = network.get_input_embeddings().num_embeddings
-    if rows < header.n_tokens:
-        raise DataError(f"{file} has {header.n_tokens:,} tokens, and embeddings of {rows:,}", ANOTHER)
+    _require_same_weights(header, network, loading)
     plain_tokenizer(tokenizer, header).save_pretrained(out)
 
     # A network that was read from a GGUF file counts as quantised and cannot be saved; another with its weights can.
@@ -114,6 +104,26 @@ def write_folder(file: Path, out: Path) -> None:
     with contextlib.redirect_stderr(io.StringIO()):  # a bar
         plain.save_pretrained(out)
     (out / "README.md").write_text(_card(header), encoding="utf-8")
+
+
+def _require_same_weights(header: Header, network: Any, loading: Mapping[str, Any]) -> None:
+    """Refuse a file whose weights are not those of its architecture.
+
+    Args:
+        loading: what transformers reports of loading it.
+    """
+    file = header.file
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise DataError(f"{file} lacks {len(missing)} tensors of its architecture: {missing[0]}", ANOTHER)
+    for name, stored, wanted in sorted(loading["mismatched_keys"]):
+        raise DataError(f"{file}: {name} is {tuple(stored)}, and its architecture has {tuple(wanted)}", ANOTHER)
+    n_read = sum(values.numel() for values in network.parameters())
+    if n_read != header.n_weights:
+        raise DataError(f"{file} has {header.n_weights:,} weights, and its architecture {n_read:,}", ANOTHER)
+    rows = network.get_input_embeddings().num_embeddings
+    if rows < header.n_tokens:
+        raise DataError(f"{file} has {header.n_tokens:,} tokens, and embeddings of {rows:,}", ANOTHER)
 
 
 def read_header(file: Path) -> Header:
@@ -197,7 +207,7 @@ def plain_tokenizer(tokenizer: Any, header: Header) -> Any:
 
     It is of no architecture's class: such a class would split texts its own way when the folder is read.
     """
-    from tokenizers import Regex, Tokenizer, pre_tokenizers
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
@@ -209,14 +219,7 @@ def plain_tokenizer(tokenizer: Any, header: Header) -> Any:
     is_byte_level = header.fields.get("tokenizer.ggml.model") == "gpt2"
     is_right_already = split in GGUF_PRE_TOKENIZER_SPLITS or split in AS_GPT2
     if is_byte_level and not is_right_already:
-        if split in DIGITS_ALONE:
-            first: Any = pre_tokenizers.Digits(individual_digits=True)
-        elif split == BLOOM:
-            first = pre_tokenizers.Split(Regex(BLOOM_PIECES), behavior="isolated")
-        else:
-            raise DataError(f"{header.file} splits a text as {split!r}, which is not known here", ANOTHER)
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split in DIGITS_ALONE)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([first, byte_level])
+        backend.pre_tokenizer = _pre_tokenizer(split, header.file)
     special_tokens: dict[str, str] = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         token = getattr(tokenizer, name)
@@ -228,6 +231,21 @@ def plain_tokenizer(tokenizer: Any, header: Header) -> Any:
         model_max_length=int(header.fields[f"{header.architecture}.context_length"]),
         **special_tokens,
     )
+
+
+def _pre_tokenizer(split: str, file: Path) -> Any:
+    """The way to split a text before merges that llama.cpp knows by this name, and transformers does not."""
+    from tokenizers import Regex, pre_tokenizers
+
+    if split in DIGITS_ALONE:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        return pre_tokenizers.Sequence([digits, pieces])
+    if split == BLOOM:
+        words = pre_tokenizers.Split(Regex(BLOOM_PIECES), behavior="isolated")
+        pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return pre_tokenizers.Sequence([words, pieces])
+    raise DataError(f"{file} splits a text as {split!r}, which is not known here", ANOTHER)
 
 
 def _card(header: Header) -> str:

@@ -21,7 +21,6 @@ def load(
         dtype: dtype of the weights; None takes `model.compute_dtype`, which is right for weights that only sample.
         quantized: holds the matrices of all linear layers but the head in NF4, on the device of this process.
     """
-    from transformers import BitsAndBytesConfig
     from transformers.utils.hub import cached_file
 
     hide_bars()
@@ -34,19 +33,8 @@ def load(
     if model.compute_dtype == "bfloat16" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         raise ResourceError("this CUDA device has no bfloat16", "Set model.compute_dtype=float32.")
     options: dict[str, Any] = {}
-    if quantized:  # NF4, and the scale of each 64 weights in 8 bits (QLoRA, section 3)
-        require_bitsandbytes()
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
-        )
-        device = "cpu"
-        if torch.cuda.is_available():
-            rank = int(os.environ.get("LOCAL_RANK", "0"))
-            device = f"cuda:{rank}"
-        options["device_map"] = {"": device}
+    if quantized:
+        options = _nf4_options(dtype)
     tokenizer = tokenizer_of(name, revision=revision, padding_side="left")
     network = network_of(name, revision=revision, dtype=dtype, attn_implementation="sdpa", **options)
     if quantized:
@@ -60,6 +48,24 @@ def load(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return network, tokenizer
+
+
+def _nf4_options(dtype: torch.dtype) -> dict[str, Any]:
+    """Options of loading weights in NF4, the scale of each 64 of them in 8 bits (QLoRA, section 3)."""
+    from transformers import BitsAndBytesConfig
+
+    require_bitsandbytes()
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    device = "cpu"
+    if torch.cuda.is_available():
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        device = f"cuda:{rank}"
+    return {"quantization_config": quantization, "device_map": {"": device}}
 
 
 def require_bitsandbytes() -> None:

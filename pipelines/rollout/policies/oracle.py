@@ -34,6 +34,7 @@ LINK = ("use", "take", "read")
 PLAIN = ("answer", "now answer")
 SPELLINGS: tuple[Callable[[str], str], ...] = (str.lower, str.upper, str.title)  # spellings of a guess, equally likely
 MOST_PROBES = 3
+Column = tuple[str, str]  # the names of a table and of its column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ class NamesRead:
     """The tables and columns that a gold SQL reads, as the oracle writes them."""
 
     tables: Sequence[str]
-    columns: Sequence[tuple[str, str]]  # (table, column)
+    columns: Sequence[Column]
     by_table: Mapping[str, Sequence[str]]  # tables in the order of the SQL, each with its columns; keys are left out
 
 
@@ -159,7 +160,7 @@ class OraclePolicy(ScriptedPolicy):
     def _names_read(self, example: Example, schema: Schema | None) -> NamesRead:
         """The names that the gold SQL reads; without those of all columns where nothing asks for them."""
         tables: list[str] = []
-        columns: list[tuple[str, str]] = []
+        columns: list[Column] = []
         by_table = example.annotations.reads
         needs_analysis = self._proposes or not self._sees_schema or not by_table
         if schema and needs_analysis:
@@ -267,7 +268,7 @@ def _as_spelled(reads: Mapping[str, Sequence[str]], schema: Schema) -> dict[str,
     return spelled
 
 
-def _columns_of(table: str, columns: Iterable[tuple[str, str]]) -> list[str]:
+def _columns_of(table: str, columns: Iterable[Column]) -> list[str]:
     """The columns of one table among (table, column) pairs."""
     return [column for owner, column in columns if owner == table]
 
@@ -283,15 +284,15 @@ def _linking_words(reads: Mapping[str, Sequence[str]], rng: random.Random) -> st
 
 
 def _columns_in_order(
-    gold_sql: str, schema: Schema | None, tables: Sequence[str], columns: Sequence[tuple[str, str]]
+    gold_sql: str, schema: Schema | None, tables: Sequence[str], columns: Sequence[Column]
 ) -> dict[str, list[str]]:
     """The tables that the answer reads, each with its columns, in the order of the SQL; keys go without saying."""
     text = gold_sql.lower()
-    keys: set[tuple[str, str]] = set()
+    keys: set[Column] = set()
     if schema is not None:
         keys = _key_columns(schema)
 
-    def place_of_column(column: tuple[str, str]) -> tuple[int, tuple[str, str]]:
+    def place_of_column(column: Column) -> tuple[int, Column]:
         _, name = column
         return text.find(name), column
 
@@ -300,7 +301,7 @@ def _columns_in_order(
     return {name: _columns_of(name, columns_in_order) for name in tables_in_order}
 
 
-def _key_columns(schema: Schema) -> set[tuple[str, str]]:
+def _key_columns(schema: Schema) -> set[Column]:
     """The (table, column) of all primary and foreign keys, in lower case."""
     keys = set()
     for table in schema.tables:
@@ -353,7 +354,7 @@ def _wrong_values(sql: str, looked_up: Sequence[Lookup], kind: ActionKind, rng: 
     return [Action(kind, wrong, reasoning)]
 
 
-def _proposal(tables: Sequence[str], columns: Sequence[tuple[str, str]], rng: random.Random) -> Action:
+def _proposal(tables: Sequence[str], columns: Sequence[Column], rng: random.Random) -> Action:
     """The proposal of the schema that the answer needs."""
     proposed = {}
     for table in tables:

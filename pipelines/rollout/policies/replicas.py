@@ -102,8 +102,15 @@ def planned_layout(recipe: Recipe, trains: bool) -> GpuLayout:
 class Replica:
     """One server, its start and its health. It serves the checkpoint at first; its output is appended to `log`."""
 
-    # `trains`: whether it is sent the weights under training.
-    def __init__(self, checkpoint: str, trains: bool, recipe: Recipe, plan: GpuLayout, number: int, log: Path):
+    def __init__(
+        self,
+        checkpoint: str,
+        trains: bool,  # whether it is sent the weights under training
+        recipe: Recipe,
+        plan: GpuLayout,
+        number: int,  # its index among the servers of the plan
+        log: Path,
+    ) -> None:
         self.checkpoint = checkpoint
         self.trains = trains
         self.recipe = recipe

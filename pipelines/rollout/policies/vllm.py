@@ -80,9 +80,8 @@ class VllmPolicy(Policy):
         self._models = {url: connection.endpoint.model for url, connection in self._connections.items()}
         self._servers_up = list(servers)  # servers that have not failed
         self._probe = probe
-        self._tells_sampling_logprobs = (
-            False  # whether log-probabilities are those of the distribution that tokens were drawn from
-        )
+        # Whether log-probabilities are those of the distribution that tokens were drawn from.
+        self._tells_sampling_logprobs = False
         self._adapters = adapters
         self._servers_with_weights = list(servers)  # servers that have the weights
         self._carries = carries
@@ -106,7 +105,6 @@ class VllmPolicy(Policy):
             url = self._server_of[request.session]
             try:
                 choice = await self._ask(url, request)
-                break
             except ContextOverflow:
                 raise
             except (EndpointError, ResourceError):
@@ -114,8 +112,14 @@ class VllmPolicy(Policy):
                     raise
                 self._leave(url)
                 self.open(request.session)
+            else:
+                return self._completion(url, request, choice)
 
-        # Token ids as they were sampled; the text is decoded here, as the in-process policy does it.
+    def _completion(self, url: str, request: Request, choice: Any) -> Completion:
+        """A server's choice as the turn of a request.
+
+        Token ids are those that were sampled; the text is decoded here, as the in-process policy does it.
+        """
         ids = getattr(choice, "token_ids", None)
         if not ids:
             raise ResourceError("the server returns no token ids", "It must be vLLM 0.22 or newer.")
