@@ -12,9 +12,9 @@ from pipelines.protocols.blocks import reasoning_error, scan
 from pipelines.recipe import config
 from pipelines.recipe.config import Count, Section
 
-# The two functions (read, write) of how a block holds its SQL. Reading gives the SQL and a fault; a fault without SQL
-# leaves nothing to do.
-BlockForm = tuple[Callable[[str], tuple[str, str | None]], Callable[[str], str]]
+ReadContent = Callable[[str], tuple[str, str | None]]  # a block's text -> SQL and a fault; without SQL nothing can run
+WriteContent = Callable[[str], str]  # SQL -> a block's text
+BlockForm = tuple[ReadContent, WriteContent]  # how a block holds its SQL
 FENCE: BlockForm = (tools.read_fence, tools.write_fence)
 CALL: BlockForm = (tools.read_call, tools.write_call)
 PLAIN: BlockForm = (lambda text: (text, None), str)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,20 +87,8 @@ def generation_metrics(
         terms: reward terms of the recipe's panel.
         drawn_rewards: (N,) full-track rewards over all processes, group by group.
     """
-    by_name = episode_metrics(generation, terms)
-    columns = list(by_name.values())
-    own_table = torch.tensor(columns, dtype=torch.float32, device=accelerator.device)  # (F, N)
-    table = accelerator.gather(own_table.T.contiguous())  # (N, F)
-    metrics: dict[str, float] = {}
-    means = table.nanmean(0).tolist()
-    for name, mean in zip(by_name, means, strict=True):
-        if not math.isnan(mean):
-            metrics[name] = mean
-    ex_column = list(by_name).index("ex")
-    is_right = table[:, ex_column].nan_to_num(0.0)
-    has_right_answer = is_right.view(-1, group).amax(1)
-    metrics["pass_at_group"] = has_right_answer.mean().item()
-
+    columns = episode_metrics(generation, terms)
+    metrics = _means_over_episodes(columns, group, accelerator)
     errors: Counter[str] = sum(gather_object([format_errors(generation)]), Counter())
     episodes = len(generation.episodes) * accelerator.num_processes
     turns = max(1.0, metrics["turns"] * episodes)
@@ -112,6 +100,24 @@ def generation_metrics(
         metrics[name] = sum(judge[name] for judge in judges)
     is_alike = advantages.zero_variance(drawn_rewards, group)
     metrics["zero_variance"] = is_alike.float().mean().item()
+    return metrics
+
+
+def _means_over_episodes(columns: Mapping[str, Sequence[float]], group: int, accelerator: Any) -> dict[str, float]:
+    """The means of episodes' numbers over all processes, and the share of groups with a right answer."""
+    names = list(columns)
+    own_columns = list(columns.values())
+    own_table = torch.tensor(own_columns, dtype=torch.float32, device=accelerator.device)  # (F, N)
+    table = accelerator.gather(own_table.T.contiguous())  # (N, F)
+    metrics: dict[str, float] = {}
+    means = table.nanmean(0).tolist()
+    for name, mean in zip(names, means, strict=True):
+        if not math.isnan(mean):
+            metrics[name] = mean
+    ex_column = names.index("ex")
+    is_right = table[:, ex_column].nan_to_num(0.0)
+    has_right_answer = is_right.view(-1, group).amax(1)
+    metrics["pass_at_group"] = has_right_answer.mean().item()
     return metrics
 
 

@@ -251,14 +251,13 @@ def _way(recipe: Recipe) -> Way:
 
 def estimate_memory(shape: Shape, run: Setup) -> Memory:
     """The bytes on each GPU."""
-    product_bytes = 2 if run.half else 4  # bytes of a product
+    product_bytes = 2 if run.half else 4  # bytes of a number in a product
     weights, copies, gradients, optimizer = _states(shape, run, product_bytes)
     if run.reference:
         copies += _reference_bytes(shape, run)
     decoded = run.slots * shape.vocabulary * 4 * 3  # logits, their softmax, and its cumulative sum
-    key_or_value = (
-        shape.layers * shape.kv_heads * shape.head * product_bytes
-    )  # bytes of a token's keys, or of its values
+    # Bytes of a token's keys, or of its values.
+    key_or_value = shape.layers * shape.kv_heads * shape.head * product_bytes
     cache = run.slots * run.tokens * 2 * key_or_value
     if run.way == "zero3" and run.slots:
         cache += 2 * shape.parameters  # whole weights, gathered to decode with
@@ -309,16 +308,8 @@ def _states(shape: Shape, run: Setup, product_bytes: int) -> tuple[int, int, int
     gpus = run.gpus
     buckets = 2 if gpus > 1 else 1  # DistributedDataParallel has a second copy of all gradients
     if run.way in ("lora", "qlora"):
+        base, merged = _base_bytes(shape, run, product_bytes)
         trained = shape.adapters(run.rank)
-        merged = 0
-        if run.sent:
-            merged = product_bytes * count
-        base = product_bytes * count
-        if run.way == "qlora":
-            sizes = [rows * columns for rows, columns in shape.matrices]
-            linear = shape.layers * sum(sizes)
-            base = product_bytes * (count - linear) + int(NF4 * linear)
-            merged += product_bytes * max(sizes)  # matrices are written in full one by one
         return base + 4 * trained, merged, 4 * trained * buckets, 8 * trained
     if run.way == "full":
         copies = 0
@@ -329,6 +320,21 @@ def _states(shape: Shape, run: Setup, product_bytes: int) -> tuple[int, int, int
         return 2 * count, 0, 2 * count, 16 * count // gpus
     largest = max(shape.block, shape.embeddings)  # its estimate_zero3_...: 18 P / N, and the largest layer twice
     return 2 * count // gpus, 4 * largest, 0, 16 * count // gpus
+
+
+def _base_bytes(shape: Shape, run: Setup, product_bytes: int) -> tuple[int, int]:
+    """Bytes of the base under adapters, and of the copy in which they are merged for servers."""
+    count = shape.parameters
+    merged = 0
+    if run.sent:
+        merged = product_bytes * count
+    if run.way == "lora":
+        return product_bytes * count, merged
+    sizes = [rows * columns for rows, columns in shape.matrices]
+    linear = shape.layers * sum(sizes)
+    base = product_bytes * (count - linear) + int(NF4 * linear)
+    merged += product_bytes * max(sizes)  # matrices are written in full one by one
+    return base, merged
 
 
 def _layer(shape: Shape, product_bytes: int, residual_bytes: int) -> int:

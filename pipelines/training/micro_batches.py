@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from trl.trainer.utils import flush_left
 
+Batch = Mapping[str, Tensor]  # TRL's inputs of some rows, by name
+
 
 class TokenScores(NamedTuple):
     """The result of a forward at the completion tokens of B rows, in the order in which TRL unpacks it."""
@@ -21,19 +23,19 @@ class TokenScores(NamedTuple):
     aux_loss: Tensor | None  # () the loss that balances experts; None unless it was computed.
 
 
-def prompt_and_completion(inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def prompt_and_completion(inputs: Batch) -> tuple[Tensor, Tensor]:
     """The tokens of a batch's prompts and completions (B, P + C), and the mask of those that are no padding."""
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
     return ids, mask
 
 
-def full_track_mask(inputs: Mapping[str, Tensor]) -> Tensor:
+def full_track_mask(inputs: Batch) -> Tensor:
     """(B, C) the tokens of a batch's full track: the completions' without observations and padding."""
     return inputs["completion_mask"] * inputs.get("tool_mask", 1)
 
 
-def rows_with_gradient(inputs: Mapping[str, Tensor], beta: float = 0.0) -> Tensor:
+def rows_with_gradient(inputs: Batch, beta: float = 0.0) -> Tensor:
     """(B,) which rows have a gradient: a trained token whose advantage is not 0, or a penalty with weight `beta`."""
     full_mask = full_track_mask(inputs)
     has_gradient = _has_advantage(full_mask, inputs["advantages"])
@@ -70,9 +72,7 @@ def shared_prefix_lengths(ids: Tensor, lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), n_shared])
 
 
-def regroup(
-    batches: Sequence[Mapping[str, Tensor]], has_gradient: Callable[[Mapping[str, Tensor]], Tensor]
-) -> list[dict[str, Tensor]]:
+def regroup(batches: Sequence[Batch], has_gradient: Callable[[Batch], Tensor]) -> list[dict[str, Tensor]]:
     """The same rows in as many micro-batches: rows with a gradient first, and rows that begin alike together.
 
     All micro-batches of one optimiser step are summed, so which of them holds a row does not matter to the step.
@@ -139,7 +139,7 @@ def split_rows_evenly(rows: Tensor, count: int) -> tuple[list[Tensor], int]:
     return parts + [rows[:1]] * repeats, repeats
 
 
-def select_rows(inputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+def select_rows(inputs: Batch, rows: Tensor) -> dict[str, Tensor]:
     """The masks of a micro-batch in which only some of its rows have weight, on any track."""
     completion_mask = inputs["completion_mask"]  # (B, C)
     masks = {"tool_mask": inputs.get("tool_mask", torch.ones_like(completion_mask))}

@@ -159,16 +159,17 @@ class CurveRecorder(TrainerCallback):  # type: ignore[misc]
                     f"{self.kind} has diverged: at step {state.global_step} {name} is {value}",
                     f"Lower {self.kind}.optimizer.lr, or raise {self.kind}.optimizer.warmup_ratio.",
                 )
+        step = state.global_step
         spent = self._spent(logs)
-        _append(self.out / CURVES, {"step": state.global_step, **values})
-        _append(self.out / TIMING, {"step": state.global_step, **spent})
-        self.emit({"event": "step", "step": state.global_step, "steps": state.max_steps, **values, **spent})
+        _append(self.out / CURVES, {"step": step, **values})
+        _append(self.out / TIMING, {"step": step, **spent})
+        self.emit({"event": "step", "step": step, "steps": state.max_steps, **values, **spent})
         if self.example is None:
             return
         for name, words in self.watch.see(values):
-            alarm = {"step": state.global_step, "alarm": name, "words": words, "example": self.example()}
+            alarm = {"step": step, "alarm": name, "words": words, "example": self.example()}
             _append(self.out / ALARMED, alarm)
-            text = f"step {state.global_step}: {words} (an episode of it is in {ALARMED})"
+            text = f"step {step}: {words} (an episode of it is in {ALARMED})"
             self.emit({"event": "alarm", "text": text})
 
     def _values(self, logs: Mapping[str, Any]) -> dict[str, float]:
