@@ -20,7 +20,7 @@ import polars as pl
 
 from pipelines.core import frames
 from pipelines.core.errors import BoundaryError, SqltrainError
-from pipelines.core.types import Example, Trajectory
+from pipelines.core.types import Example, ExecutionStatus, Trajectory, Turn
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.record_files import RECORDS, read_records
 from pipelines.recipe.config import Recipe
@@ -131,39 +131,48 @@ def _judge_traces(
 def _trajectory_trace(run: MlflowRun, trajectory: Trajectory, question: Example | None) -> str:
     """Send one trajectory and return its trace's id."""
     client = run.client
-    prompt = trajectory.prompt
-    inputs = {"question": ""}
-    if question is not None:
-        inputs = {"question": question.question, "database": question.database.id}
-    elif prompt:
-        _, last_message = prompt[-1]
-        inputs = {"question": last_message}
     root = client.start_trace(
-        trajectory.example_id, span_type="AGENT", inputs=inputs, experiment_id=run.experiment_id, run_id=run.run_id
+        trajectory.example_id,
+        span_type="AGENT",
+        inputs=_trace_inputs(trajectory, question),
+        experiment_id=run.experiment_id,
+        run_id=run.run_id,
     )
-    parent = (root.trace_id, root.span_id)
     for number, turn in enumerate(trajectory.turns, 1):
-        first_inputs = None
+        inputs = None
         if number == 1:
-            messages = [{"role": role, "content": text} for role, text in prompt]
-            first_inputs = {"messages": messages}
-        span = client.start_span(f"turn {number}", *parent, span_type="LLM", inputs=first_inputs)
-        action = turn.action
-        attributes: dict[str, Any] = {"action": action.kind.value, "format_error": action.format_error}
+            messages = [{"role": role, "content": text} for role, text in trajectory.prompt]
+            inputs = {"messages": messages}
+        span = client.start_span(f"turn {number}", root.trace_id, root.span_id, span_type="LLM", inputs=inputs)
+        attributes: dict[str, Any] = {"action": turn.action.kind.value, "format_error": turn.action.format_error}
         client.end_span(root.trace_id, span.span_id, outputs={"text": turn.text}, attributes=attributes)
-        if turn.status is None:
-            continue
-        query = {"sql": action.content}
-        tool = client.start_span("execute", *parent, span_type="TOOL", inputs=query)
-        attributes = {"status": turn.status.value, "error_class": turn.error_class, "rows": turn.n_rows}
-        status = "OK" if turn.error_class is None else "ERROR"
-        outputs = {"observation": turn.observation}
-        client.end_span(root.trace_id, tool.span_id, outputs=outputs, attributes=attributes, status=status)
+        if turn.status is not None:
+            _log_execution(client, root, turn, turn.status)
     outcome = {"sql": trajectory.final_sql}
     attributes = {"stop": trajectory.stop.value, "forced": trajectory.forced, "policy": trajectory.policy}
     status = "ERROR" if trajectory.failure else "OK"
     client.end_trace(root.trace_id, outputs=outcome, attributes=attributes, status=status)
     return str(root.trace_id)
+
+
+def _trace_inputs(trajectory: Trajectory, question: Example | None) -> dict[str, str]:
+    """The question of a trajectory; without it the last message of its prompt."""
+    if question is not None:
+        return {"question": question.question, "database": question.database.id}
+    if not trajectory.prompt:
+        return {"question": ""}
+    _, last_message = trajectory.prompt[-1]
+    return {"question": last_message}
+
+
+def _log_execution(client: MlflowClient, root: Any, turn: Turn, status: ExecutionStatus) -> None:
+    """Send the span of what a turn had executed."""
+    query = {"sql": turn.action.content}
+    span = client.start_span("execute", root.trace_id, root.span_id, span_type="TOOL", inputs=query)
+    outputs = {"observation": turn.observation}
+    attributes = {"status": status.value, "error_class": turn.error_class, "rows": turn.n_rows}
+    state = "OK" if turn.error_class is None else "ERROR"
+    client.end_span(root.trace_id, span.span_id, outputs=outputs, attributes=attributes, status=state)
 
 
 def log_questions(run: MlflowRun, recipe: Recipe, needs: Sequence[Step]) -> None:

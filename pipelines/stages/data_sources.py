@@ -55,14 +55,15 @@ def read_sources(ctx: Context, sources: Sequence[PoolSource]) -> list[SourcePart
 def _read_source(ctx: Context, pool_source: PoolSource, path: Path) -> SourcePart:
     """Write the examples that a source's levels and count choose to `path`, unless a killed run has."""
     pool, part, source = pool_source
+    seed = ctx.recipe.seed
     note = path.with_suffix(".json")
     noted = read_json(note)
     if not noted:
-        loaded = base.load(source, ctx.recipe.seed, ctx.folder)
+        loaded = base.load(source, seed, ctx.folder)
         written = _write_examples(ctx, pool_source, loaded.examples, path)
         ids = written["id"]
         levels = written["hardness"]
-        chosen, rejected = base.choose_rows(ids, levels, loaded.quarantine, source, ctx.recipe.seed)
+        chosen, rejected = base.choose_rows(ids, levels, loaded.quarantine, source, seed)
         if len(chosen) < len(written):
             frames.keep(path, chosen)
         rejected_values = [dataclasses.astuple(row) for row in rejected]

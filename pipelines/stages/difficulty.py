@@ -25,6 +25,7 @@ from pipelines.stages.shards import Run, Shards
 def score_difficulty(ctx: Context) -> None:
     """Write every question's pass rate to `data.parquet`, and those chosen for RL, in order, to `selected.parquet`."""
     settings = ctx.recipe.difficulty
+    seed = ctx.recipe.seed
     pools = _candidates(ctx)
     all_questions = pl.concat(pools)
     questions = all_questions.unique("id", keep="first", maintain_order=True)
@@ -40,9 +41,10 @@ def score_difficulty(ctx: Context) -> None:
         scored_pools.append(scored_pool)
     if settings.explore_parts:
         sft_pool, *rl_pools = scored_pools
-        chosen = difficulty.select_rl_set_by_parts(sft_pool, rl_pools, settings, ctx.recipe.seed)
+        chosen = difficulty.select_rl_set_by_parts(sft_pool, rl_pools, settings, seed)
     else:
-        chosen = difficulty.select_rl_set(pl.concat(scored_pools), settings, ctx.recipe.seed)
+        all_pools = pl.concat(scored_pools)
+        chosen = difficulty.select_rl_set(all_pools, settings, seed)
     if unscored and not len(scored):
         raise DataError(f"all episodes of {unscored} questions broke: none has a score", "The log says more.")
     ids_and_sets = [(id, "balanced") for id in chosen.balanced]
@@ -74,7 +76,8 @@ def _score_rows(ctx: Context, rows: Sequence[int]) -> pl.DataFrame:
     tables = [pl.DataFrame(schema=difficulty.COLUMNS)]
     for index in range(len(shards)):
         scored_questions = shards.read(index)
-        tables.append(pl.DataFrame(scored_questions, schema=difficulty.COLUMNS))
+        table = pl.DataFrame(scored_questions, schema=difficulty.COLUMNS)
+        tables.append(table)
     return pl.concat(tables)
 
 

@@ -28,9 +28,10 @@ class EvaluationTexts:
 
 def read_texts(folder: Path, passes: Sequence[str]) -> EvaluationTexts:
     """The trajectories of some passes, in the order of the passes and of their records, and the test questions."""
-    if not (folder / frames.DATA).is_file():
+    data = folder / frames.DATA
+    if not data.is_file():
         return EvaluationTexts()
-    frame = frames.read(folder / frames.DATA)
+    frame = frames.read(data)
     trajectories: list[Trajectory] = []
     for pass_name in passes:
         of_pass = frame.filter(pl.col("pass") == pass_name)
@@ -41,8 +42,9 @@ def read_texts(folder: Path, passes: Sequence[str]) -> EvaluationTexts:
 
 def _read_questions(folder: Path) -> list[Example]:
     """The questions in the folder, or in the `test` stage that its manifest names, in the same store; [] if absent."""
-    if (folder / QUESTIONS).is_file():
-        return list(read_jsonl(folder / QUESTIONS, Example))
+    own_questions = folder / QUESTIONS
+    if own_questions.is_file():
+        return list(read_jsonl(own_questions, Example))
     stage_folder = folder.resolve()
     if not (stage_folder / MANIFEST).is_file():
         return []
@@ -68,7 +70,8 @@ def write_texts(folder: Path, questions: Sequence[Example], system: System) -> N
     for question in questions:
         location = Path(question.database.location).resolve()
         database = dataclasses.replace(question.database, location=str(location))
-        with_absolute_paths.append(dataclasses.replace(question, database=database))
+        with_absolute_path = dataclasses.replace(question, database=database)
+        with_absolute_paths.append(with_absolute_path)
     write_jsonl(folder / QUESTIONS, with_absolute_paths)
 
 

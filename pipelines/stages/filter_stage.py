@@ -28,10 +28,11 @@ SAMPLED = 20_000  # kept trajectories, at even distances, whose words are counte
 
 def filter_trajectories(ctx: Context) -> None:
     """Write the kept trajectories to `data.parquet` and every other one, with its reason, to `quarantine.jsonl`."""
+    recipe = ctx.recipe
     source = ctx.inputs["synthesize"] / frames.DATA
     shards = _check_trajectories(ctx, source)
     checked = _read_checked(shards)
-    selected = filtering.select_demonstrations(checked, ctx.recipe.filter, ctx.recipe.seed)
+    selected = filtering.select_demonstrations(checked, recipe.filter, recipe.seed)
     kept_rows = selected["reason"].is_null().arg_true()
     writer = frames.Writer(ctx.folder / frames.DATA, shards.folder)
     for frame in frames.windows(source, kept_rows):
@@ -58,7 +59,8 @@ def _read_checked(shards: Shards[int]) -> pl.DataFrame:
     tables = [pl.DataFrame(schema=filtering.COLUMNS)]
     for index in range(len(shards)):
         rows = shards.read(index)
-        tables.append(pl.DataFrame(rows, schema=filtering.COLUMNS))
+        table = pl.DataFrame(rows, schema=filtering.COLUMNS)
+        tables.append(table)
     return pl.concat(tables)
 
 
@@ -80,11 +82,12 @@ def _write_left_out(ctx: Context, shards: Shards[int], reasons: pl.Series) -> No
         for row, reason in zip(shards.rows(), reasons, strict=True):
             if reason is None:
                 continue
+            detail = filtering.detail(reason, row["detail"], ctx.recipe.filter)
             yield {
                 "example_id": row["example_id"],
                 "sample": row["sample"],
                 "reason": reason,
-                "detail": filtering.detail(reason, row["detail"], ctx.recipe.filter),
+                "detail": detail,
             }
 
     write_lines(ctx.folder / QUARANTINE, lines())

@@ -101,7 +101,8 @@ def _differing_rows(repeated: pl.DataFrame, first_of_id: pl.DataFrame) -> list[t
         listed = " and ".join(differences)
         detail = f"an earlier source of the pool has a row of this id, with other {listed}"
         rejected = Rejected(pair["id"], DUPLICATE_ID, detail, chosen=False)
-        rows.append((pair["pool"], rejected))
+        pool = pair["pool"]
+        rows.append((pool, rejected))
     return rows
 
 
