@@ -1232,12 +1232,11 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "nightly/promotion.py": [
             Fault("ten times the test's size", "ALPHA = 0.05  # size of McNemar's", "ALPHA = 0.5  # size of McNemar's"),
         ],
-        "nightly/promotion.py::_compare_records": [
+        "nightly/promotion.py::_records_of_level": [
             Fault(
                 "rows of all levels",
-                "row in records.before if level in (None, row.hardness)]\n"
-                "    after = [row for row in records.after if level in (None, row.hardness)]",
-                "row in records.before]\n    after = [row for row in records.after]",
+                "for record in records if record.hardness == level]",
+                "for record in records]",
             ),
         ],
         "nightly/promotion.py::question_drift": [
@@ -1263,13 +1262,11 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "for leak in repeated)",
             ),
         ],
-        "nightly/night.py::_held_out_records": [
+        "nightly/night.py::_unseen_records": [
             Fault(
                 "questions that were trained on",
-                'row in read_records(before.folder, "greedy") if row.example_id not in seen]\n'
-                '    new = [row for row in read_records(after.folder, "greedy") if row.example_id not in seen]',
-                'row in read_records(before.folder, "greedy")]\n'
-                '    new = [row for row in read_records(after.folder, "greedy")]',
+                "for record in records if record.example_id not in seen]",
+                "for record in records]",
             ),
         ],
         "nightly/night.py::compare_with_champion": [

@@ -11,6 +11,7 @@ from pipelines.core.errors import BoundaryError, DataError, RecipeError
 from pipelines.core.files import read_json
 from pipelines.core.removal import remove_folder
 from pipelines.core.store import Store
+from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.record_files import read_records
 from pipelines.nightly import inbox
 from pipelines.nightly.ledger import Champion, ChampionChanged, Ledger
@@ -422,9 +423,15 @@ def _held_out_records(
         standing = (champion.stage, champion.key)
         other = (challenger.stage, challenger.key)
         seen = trained_on(context.store, standing, other, test)
-    old = [row for row in read_records(before.folder, "greedy") if row.example_id not in seen]
-    new = [row for row in read_records(after.folder, "greedy") if row.example_id not in seen]
+    old = _unseen_records(before, seen)
+    new = _unseen_records(after, seen)
     return HeldOutRecords(old, new, recipe.headline), len(seen)
+
+
+def _unseen_records(evaluation: StageResult, seen: frozenset[str]) -> list[EpisodeRecord]:
+    """An evaluation's greedy records, but for those of questions that were seen."""
+    records = read_records(evaluation.folder, "greedy")
+    return [record for record in records if record.example_id not in seen]
 
 
 def evaluated(

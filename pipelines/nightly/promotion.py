@@ -48,24 +48,10 @@ def decide_promotion(test: HeldOutRecords, guards: Guards, settings: Nightly, se
     if overall is None:
         raise DataError("champion and challenger share no held-out question")
     differences = _accuracy_differences(test, guards, seed)
+    numbers = _decision_numbers(overall, differences)
     paired = overall.paired
-    p_mcnemar = overall.p_mcnemar
-    if p_mcnemar is None:
-        p_mcnemar = 1.0
-    numbers: dict[str, float] = {
-        "champion_ex": overall.accuracy_before,
-        "challenger_ex": overall.accuracy_after,
-        "difference": paired.difference,
-        "low": paired.low,
-        "high": paired.high,
-        "p_mcnemar": p_mcnemar,
-        "p_sign_flip": paired.p_permutation,
-        "gained": overall.gained,
-        "lost": overall.lost,
-        "questions": paired.n,
-        **differences,
-    }
     if settings.test == "mcnemar":
+        p_mcnemar = numbers["p_mcnemar"]
         net = overall.gained - overall.lost
         is_significant = p_mcnemar <= ALPHA
         is_worse = is_significant and net < 0
@@ -98,6 +84,27 @@ def decide_promotion(test: HeldOutRecords, guards: Guards, settings: Nightly, se
     return PromotionDecision("promoted", f"better: {change} ({test_in_words})", numbers)
 
 
+def _decision_numbers(overall: Comparison, differences: Mapping[str, float]) -> dict[str, float]:
+    """The figures that a decision is made by, as the ledger keeps them."""
+    paired = overall.paired
+    p_mcnemar = overall.p_mcnemar
+    if p_mcnemar is None:
+        p_mcnemar = 1.0
+    return {
+        "champion_ex": overall.accuracy_before,
+        "challenger_ex": overall.accuracy_after,
+        "difference": paired.difference,
+        "low": paired.low,
+        "high": paired.high,
+        "p_mcnemar": p_mcnemar,
+        "p_sign_flip": paired.p_permutation,
+        "gained": overall.gained,
+        "lost": overall.lost,
+        "questions": paired.n,
+        **differences,
+    }
+
+
 def _in_points(differences: Mapping[str, float]) -> str:
     """The differences of levels and guards, for a person."""
     texts = []
@@ -110,9 +117,16 @@ def _in_points(differences: Mapping[str, float]) -> str:
 
 def _compare_records(records: HeldOutRecords, seed: int, level: str | None = None) -> Comparison | None:
     """The comparison on a set; None if no question of it (of that hardness level) was answered on both sides."""
-    before = [row for row in records.before if level in (None, row.hardness)]
-    after = [row for row in records.after if level in (None, row.hardness)]
+    before = _records_of_level(records.before, level)
+    after = _records_of_level(records.after, level)
     return compare(before, after, records.equality, ("champion", "challenger"), seed=seed)
+
+
+def _records_of_level(records: Sequence[EpisodeRecord], level: str | None) -> Sequence[EpisodeRecord]:
+    """The records on questions of a hardness level; all of them for None."""
+    if level is None:
+        return records
+    return [record for record in records if record.hardness == level]
 
 
 def _accuracy_differences(test: HeldOutRecords, guards: Guards, seed: int) -> dict[str, float]:
