@@ -197,20 +197,8 @@ def as_turn(answer: Answer, stops: Sequence[str], agent: Sequence[str], keep_rea
     """
     if not agent:
         return _ended(answer.text, answer, stops)
-    text = answer.text
-    thought = answer.reasoning
-    head = ""  # the protocol's reasoning block, in front of the text
-    opening = _opening_thought(text, agent)
-    if opening is not None:
-        if "think" in agent:  # the protocol's own block
-            begin = "<think>"
-            if opening["opened"]:
-                begin = text[: opening.start("thought")]
-            inner = _without_tags(opening["thought"], agent)
-            end = text[opening.end("thought") : opening.end()]
-            head = f"{begin}{inner}{end}"
-        text = text[opening.end() :]
-        thought = thought or opening["thought"]
+    head, opening_thought, text = _split_thought(answer.text, agent)
+    thought = answer.reasoning or opening_thought
     if answer.calls:
         texts = [text.rstrip(), *_calls_in_words(answer.calls, agent)]
         text = "\n".join(filter(None, texts))
@@ -230,6 +218,26 @@ def _ended(text: str, answer: Answer, stops: Sequence[str]) -> str:
     if answer.kind == "truncated":
         return text
     return close_tag(text, tuple(stops), answer.stopped)
+
+
+def _split_thought(text: str, agent: Sequence[str]) -> tuple[str, str, str]:
+    """The protocol's block of the thought that a turn begins with, the thought itself, and the rest of the turn.
+
+    The block is "" if there is no such thought, or if `<think>` is no tag of the protocol.
+    """
+    opening = _opening_thought(text, agent)
+    if opening is None:
+        return "", "", text
+    thought = opening["thought"]
+    rest = text[opening.end() :]
+    if "think" not in agent:
+        return "", thought, rest
+    begin = "<think>"
+    if opening["opened"]:
+        begin = text[: opening.start("thought")]
+    inner = _without_tags(thought, agent)
+    end = text[opening.end("thought") : opening.end()]
+    return f"{begin}{inner}{end}", thought, rest
 
 
 def _opening_thought(text: str, agent: Sequence[str]) -> re.Match[str] | None:
