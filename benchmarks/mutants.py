@@ -277,7 +277,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "generation_tokens = mask.sum()",
             ),
         ],
-        "training/grpo_trainer.py::GrpoTrainer._observe": [
+        "training/grpo_trainer.py::GrpoTrainer._rollout": [
             Fault(
                 "rows left out that KL or schema need",
                 "if self.beta or self.grpo.lambda_schema:",

@@ -153,7 +153,23 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             context = unwrap_model_for_generation(self.model_wrapped, self.accelerator)
         with context:
             generation = self._generation(prompts, index)
-        masks = self._observe(generation)
+        self.generation = generation
+        self.step_log.add_generation(generation)
+        has_signal = self._has_signal(FULL)
+        # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.
+        self._old_rows = has_signal
+        if self.beta or self.grpo.lambda_schema:
+            self._old_rows = None
+        self.step_log.generation |= self._generation_metrics(generation)
+        masks = self.rollouts.masks(generation, FULL, has_signal)
+        return self._rollout_output(generation, masks)
+
+    def _rollout_output(self, generation: Generation, masks: list[list[int]]) -> dict[str, Any]:
+        """A generation as TRL's `rollout_func` returns it; fields beside ids and log-probabilities are ours.
+
+        Args:
+            masks: the completion tokens of each episode that are trained on.
+        """
         output: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "env_mask": masks, "paid": []}
         sampled = []
         is_known = True
@@ -253,15 +269,8 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             }
         self.step_log.seconds["held_out_seconds"] += time.perf_counter() - started
 
-    def _observe(self, generation: Generation) -> list[list[int]]:
-        """Log a generation; the mask of each episode's full track, (C,) each."""
-        self.generation = generation
-        self.step_log.add_generation(generation)
-        has_signal = self._has_signal(FULL)
-        # Rows whose advantage is 0 have no gradient: the pass for the old log-probabilities leaves them out too.
-        self._old_rows = has_signal
-        if self.beta or self.grpo.lambda_schema:
-            self._old_rows = None
+    def _generation_metrics(self, generation: Generation) -> dict[str, float]:
+        """The numbers of a generation that are logged, over all processes."""
         terms = [term.term for term in self.plan.recipe.rewards]
         drawn_rewards = self._gathered_rewards(FULL, as_drawn=True)
         metrics = generation_metrics(generation, self.grpo.group, terms, drawn_rewards, self.accelerator)
@@ -269,8 +278,7 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             ages = generation.ages(self.state.global_step) or [0]
             metrics["staleness"] = sum(ages) / len(ages)
             metrics["staleness_max"] = float(max(ages))
-        self.step_log.generation |= metrics
-        return self.rollouts.masks(generation, FULL, has_signal)
+        return metrics
 
     # 6. The advantages.
 

@@ -256,7 +256,7 @@ class VllmPolicy(Policy):
         for url, connection in self._connections.items():
             body: dict[str, Any] = {"model": connection.endpoint.model, "prompt": [1], **sampling}
             try:
-                with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
+                with _client(url) as client:
                     answer = client.completions.create(**body, extra_body=OWN_KEYS)
                 told = answer.choices[0].logprobs
             except openai.APIError as error:
@@ -268,12 +268,19 @@ class VllmPolicy(Policy):
         return self._tells_sampling_logprobs
 
 
+def _client(url: str) -> Any:
+    """A client for a single request before a run, which asks once more if it fails."""
+    import openai
+
+    return openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1)
+
+
 def _first_model(url: str) -> Any:
     """The first model that a server lists, which is the one that it was started with."""
     import openai
 
     try:
-        with openai.OpenAI(base_url=url, api_key="none", timeout=CONNECT_S, max_retries=1) as client:
+        with _client(url) as client:
             listed = client.models.list().data
     except openai.APIError as error:
         hint = "Start it: vllm serve MODEL; then name its address with /v1 in rollout.servers."
