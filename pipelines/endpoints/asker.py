@@ -36,7 +36,7 @@ class Budget:
     """A cap on tokens and on money that is never passed: a request on its way counts at its most."""
 
     name: str  # the endpoint's, for errors.
-    endpoint: Endpoint  # its caps and prices.
+    endpoint: Endpoint  # the endpoint's caps and prices.
     spent: Spent  # tokens of the endpoint's log so far, which keeps it up to date.
     # Most tokens (prompt, completion) of each request on its way; who reserved them removes them.
     in_flight: list[tuple[int, int]] = dataclasses.field(default_factory=list)
@@ -247,7 +247,7 @@ class Asker:
         """`ask_all` inside a running event loop."""
         requests = list(itertools.product(conversations, range(samples)))
         done: list[Answer | None] = [None] * len(requests)
-        failures: list[SqltrainError] = []  # after all retries
+        failures: list[SqltrainError] = []  # errors after all retries
         caught = (EndpointError, RecipeError) if lenient else (EndpointError,)
         queue = iter(enumerate(requests))
 

@@ -38,7 +38,7 @@ REACH_S = 10.0  # seconds for the one request before a run's first
 GATEWAYS = (502, 503, 504)  # statuses of a server whose model is down
 WARN_AFTER = 3  # failures in a row after which a line says what is waited for
 SLICES = 20  # slices of a time-out, at whose ends the process looks at what has come
-LAST_WAIT_S = 60.0  # for answers that are on their way when a run stops: they are paid for
+LAST_WAIT_S = 60.0  # wait for answers that are on their way when a run stops: they are paid for
 NO_CONNECTION = "Connection error."  # the client's words for all that happens on the way; its cause says more
 TRANSPORTS = ("httpx2", "httpx")  # what the official client sends with: one or the other, by its version
 OVERFLOW = re.compile(
@@ -120,7 +120,7 @@ class Endpoint(Section):
             parts = urllib.parse.urlsplit(url)
             is_web = parts.scheme in ("http", "https")
             has_host = is_web and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # not a port
+        except ValueError:  # the port is no number
             raise no_address from None
         if "@" in parts.netloc or parts.query:
             hint = "Put the secret into an environment variable and name it in key_env."
@@ -301,7 +301,7 @@ class Connection:
             wait_s = retry_after(error.response.headers)
         patience_s = self.endpoint.patience_s
         if status == 429:
-            self._breaker.worked()  # it lives, and is busy
+            self._breaker.worked()  # the server lives, and is busy
             pause_s = min(wait_s or 0.0, patience_s)
             self.pace.held_until = max(self.pace.held_until, time.monotonic() + pause_s)
         else:

@@ -53,7 +53,7 @@ class Pace:
         wait_for_requests = self.requests.take(1)
         wait_for_tokens = self.tokens.take(tokens)
         await asyncio.sleep(max(wait_for_requests, wait_for_tokens))
-        await self._wait_for_server()  # it may have asked for a pause meanwhile
+        await self._wait_for_server()  # the server may have asked for a pause meanwhile
 
     async def _wait_for_server(self) -> None:
         while self.held_until > time.monotonic():

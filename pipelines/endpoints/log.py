@@ -60,10 +60,10 @@ class ResponseLog:
         self._last = 0  # id of the last answer that `spent` counts
         self._claimed: set[str] = set()
         flags = os.O_RDWR | os.O_CREAT
-        os.close(os.open(self.path, flags, 0o600))  # for its owner alone, as SQLite's own files then
+        os.close(os.open(self.path, flags, 0o600))  # only its owner may read it, and SQLite's own files then
         self._claims = os.open(root / f".{name}.claims", flags, 0o600)
         self._table = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        # Not WAL, which network file systems cannot have; with it NORMAL is one sync an answer.
+        # TRUNCATE and not WAL, which network file systems cannot have; with it NORMAL is one sync an answer.
         for statement in ("PRAGMA journal_mode=TRUNCATE", "PRAGMA synchronous=NORMAL", TABLE, INDEX):
             self._execute(statement)
         self.refresh()

@@ -15,7 +15,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 from pipelines.environment.core import Environment, example_of, row_of, shared
 from pipelines.protocols.blocks import close_tag
 
-ANSWER = "sqltrain_answer"  # in the sample's store: the final SQL, its turns and how the episode stopped
+ANSWER = "sqltrain_answer"  # a sample's record of the final SQL, its turns and how the episode stopped
 MESSAGE_KINDS = {"system": ChatMessageSystem, "user": ChatMessageUser, "assistant": ChatMessageAssistant}
 
 

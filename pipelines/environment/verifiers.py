@@ -55,7 +55,7 @@ class SqlTaskset(vf.Taskset[SqlTask, SqlConfig]):  # type: ignore[misc]
 
 
 class SqlEnvConfig(vf.EnvConfig):  # type: ignore[misc]
-    # it only speaks, and needs no tools and no machine of its own
+    # the agent only speaks, and needs no tools and no machine of its own
     agent: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"}, runtime={"type": "subprocess"})
 
 

@@ -96,7 +96,7 @@ class Protocol(abc.ABC):
         tags = []
         for name in (*self.agent, *self.environment):
             tags += [f"<{name}>", f"</{name}>"]
-        self.tags = tuple(tags)  # that the two sides write; the tiny tokenizer makes each a single token
+        self.tags = tuple(tags)  # tags that the two sides write; the tiny tokenizer makes each a single token
         self.stop = tuple(f"</{tag}>" for tag in ends)  # closing tags that end an agent's turn; they stay in its text.
         if self.brief:
             self.demand = " answer"

@@ -176,7 +176,7 @@ def unverified(trajectory: Trajectory) -> frozenset[str]:
 def _texts_that_verify(trajectory: Trajectory, end: int) -> list[str]:
     """In lower case: the prefilled schema, then the names that queries before a turn read, and what they showed."""
     texts: list[str] = []
-    if any(role == "assistant" for role, _ in trajectory.prompt):  # it is prefilled
+    if any(role == "assistant" for role, _ in trajectory.prompt):  # the schema is prefilled
         _, schema = trajectory.prompt[-1]
         texts.append(schema.lower())
     turns = [turn for turn in trajectory.turns[:end] if turn.status is ExecutionStatus.OK]

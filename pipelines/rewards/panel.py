@@ -222,7 +222,7 @@ def _payments(term: RewardTerm, outcome: Outcome) -> list[float]:
     """
     entry = REWARDS[term.term]
     options = term.options
-    if term.term == "judge" and not term.weight:  # it is never asked: the program's grade stands in its place
+    if term.term == "judge" and not term.weight:  # such a judge is not asked: the program's grade stands in
         options = {**options, "by": STATIC}
     n_turns = max(1, len(outcome.trajectory.turns))
     unpaid_turns = [0.0] * (n_turns - 1)

@@ -146,7 +146,7 @@ def network_of(name: str, **options: Any) -> Any:
         require_files(Path(name))
     logging.disable_progress_bar()
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # its table of what is missing: that is one line here
+    logging.set_verbosity_error()  # a missing tensor is one line here, and no table of transformers'
     try:
         network, loading = AutoModelForCausalLM.from_pretrained(
             name, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False, **options

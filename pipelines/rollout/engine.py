@@ -188,7 +188,7 @@ class RolloutEngine:
                     step = driver.send(answer)
         finally:
             self._policy.release(session)
-        yield step  # after the release: its reader may begin the next episode
+        yield step  # the release comes first: a reader may begin the next episode
 
     def _prompt(self, example: Example) -> tuple[Message, ...] | None:
         """The first messages of a question's episodes; None if its database has no schema that can be read."""

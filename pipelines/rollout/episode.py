@@ -30,7 +30,7 @@ from pipelines.sql.schema import Schema
 
 MAX_PROMPTS = 256  # prompts in memory, of questions whose episodes run side by side
 ATTEMPTS = 3  # tries of one turn's generation or SQL before the episode is broken
-BACKOFF_S = 0.05  # before the second attempt; doubled before the third
+BACKOFF_S = 0.05  # seconds before the second attempt; doubled before the third
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Episode:
         self,
         request: EpisodeRequest,
         rules: Rules,
-        policy: str,  # its name
+        policy: str,  # the policy's name
         session: str,  # the episode's name within its run
         prompt: tuple[Message, ...],  # () for an episode that is broken before it begins
         codec: ChatCodec | None,  # the policy's; None if it speaks text only

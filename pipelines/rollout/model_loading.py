@@ -24,7 +24,7 @@ def load(
     from transformers.utils.hub import cached_file
 
     hide_bars()
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for each new shape, and here most are new
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN plans for each new shape, and here most are new
     name = str(path_or_name)
     revision = model.revision
     if Path(path_or_name).is_dir():
@@ -40,7 +40,7 @@ def load(
     if quantized:
         for layer in network.modules():
             if hasattr(layer, "support_avx512bf16_for_cpu"):
-                layer.support_avx512bf16_for_cpu = False  # it samples with coarser scales than it trains with
+                layer.support_avx512bf16_for_cpu = False  # such a layer samples with coarser scales than it trains with
     if revision is not None:  # TRL reads a reference network by this name, and would take the newest commit
         file = cached_file(name, "config.json", revision=revision, local_files_only=True)
         network.config._name_or_path = str(Path(file).parent)

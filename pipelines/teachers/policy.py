@@ -23,7 +23,7 @@ class OpenAIPolicy(Policy):
         name: str,  # the endpoint's name, in errors and in each trajectory
         concurrency: int = 16,  # episodes, and so requests, in flight at once
         responses: Path | None = None,  # the folder of the logs of answers (`endpoints/log.py`); None keeps none
-        protocol: Protocol | None = None,  # its tags take a thinking model's reasoning and parsed tool calls
+        protocol: Protocol | None = None,  # the tags that take a thinking model's reasoning and parsed tool calls
         first_sample: int = 0,  # the number of its sample 0: answers are kept by the number of their sample
     ) -> None:
         self.name = name

@@ -23,7 +23,7 @@ from pipelines.training.plan import Plan
 PARENT = "SQLTRAIN_PARENT"
 FAILED = 3  # the exit code after an error event
 LATE = "collective operation timeout"  # NCCL's watchdog writes it before it ends a process
-BFLOAT16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))  # in /proc/cpuinfo; the last is Arm's
+BFLOAT16_FLAGS = frozenset(("avx512_bf16", "amx_bf16", "bf16"))  # words of /proc/cpuinfo; the last is Arm's
 LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", LATE)
 
 
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         die_with_parent(os.getppid())
     elif PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
-    # From here on prints of others land on standard error. Only the first process reports progress; all report errors.
+    # Prints of libraries now land on standard error. Only the first process reports progress; all report errors.
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     is_first = int(os.environ.get("RANK", "0")) == 0

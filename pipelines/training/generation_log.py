@@ -16,7 +16,7 @@ from pipelines.training.record import OWN, SAMPLED
 from pipelines.training.rollouts import FULL, Generation, PaidEpisode
 
 NAN = float("nan")
-LOGGED_ONCE = (HELD_OUT, HELD_OUT_TURNS, HELD_OUT_COUNT)  # not again with each step on the generation
+LOGGED_ONCE = (HELD_OUT, HELD_OUT_TURNS, HELD_OUT_COUNT)  # numbers of the first step on a generation alone
 
 
 def episode_metrics(generation: Generation, terms: Sequence[str]) -> dict[str, list[float]]:
@@ -42,7 +42,7 @@ def _episode_row(paid: PaidEpisode, terms: Sequence[str], is_replaced: bool) -> 
     has_answer = trajectory.final_sql is not None
     is_single_statement: float = NAN
     if has_answer:
-        is_single_statement = all(turn.status is None for turn in turns)  # no other statement came before it
+        is_single_statement = all(turn.status is None for turn in turns)  # the answer is its only statement
     row: dict[str, float] = {
         "reward": paid.reward(FULL),
         "ex": is_correct,

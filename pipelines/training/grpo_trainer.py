@@ -96,7 +96,7 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         rollouts: Rollouts,
         step_log: StepLog,  # read by the run's recorder too
         sync: WeightSync | None = None,  # brings weights to the servers that sample; None if the network itself does
-        held_out: Sequence[Example] = (),  # on which the policy is measured every `grpo.held_out_steps` steps
+        held_out: Sequence[Example] = (),  # questions to measure the policy on, every `grpo.held_out_steps` steps
         **kwargs: Any,
     ) -> None:
         self.plan = plan
@@ -480,7 +480,8 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
             mask: (B, C) the track's tokens.
         """
         micro_batches = self.current_gradient_accumulation_steps
-        of_generation = self.accelerator.num_processes * self.args.steps_per_generation  # its micro-batches
+        # Micro-batches of the generation, over all processes.
+        of_generation = self.accelerator.num_processes * self.args.steps_per_generation
         old = inputs.get("old_per_token_logps", logps.detach())
         return TrackBatch(
             logps=logps,
@@ -516,7 +517,7 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         needed = self._old_rows if forward is None else forward.rows
         rows = torch.arange(len(input_ids), device=input_ids.device)
         if needed is not None:
-            # At least one row, so that the backward of every process is alike.
+            # One row is computed at least, so that the backward of every process is alike.
             rows = rows[needed] if needed.any() else rows[:1]
         supports_packing = packing.supports_packing(self.accelerator.unwrap_model(model))
         packs = supports_packing and not kwargs.get("compute_aux_loss")
@@ -532,7 +533,7 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
                 parts.append(without_padding(compute_plain, ids, mask, logits_to_keep))
         count = len(parts) - repeats
         scores = scatter_rows(parts[:count], torch.cat(batches[:count]), len(input_ids))
-        for repeated in parts[count:]:  # they stay in the graph, so that their backward runs too
+        for repeated in parts[count:]:  # a repeated row stays in the graph, so that its backward runs too
             scores = scores._replace(logps=scores.logps + 0.0 * repeated.logps.sum())
         if forward is not None:
             forward.scores = scores

@@ -26,7 +26,7 @@ from pipelines.training.plan import CHECKPOINTS, LOG, MODEL, PLAN, SERVED, STOP,
 CHILD = "pipelines.training.child"
 ROOT = Path(__file__).resolve().parent.parent.parent
 SILENCE_S = 1800.0  # a step of a large model with slow rollouts takes minutes; a hung worker says nothing for ever
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")  # for one machine
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")  # torchrun on one machine
 GRACE_S = 10.0  # between TERM and KILL
 _LAST_LINES = 200
 _EXCEPTION = re.compile(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception|Interrupt)\b")
@@ -68,7 +68,7 @@ def train_in_child(
         raise _death(child.returncode, last, plan)
     for name in (CHECKPOINTS, SERVED):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in (LOG, STOP):  # they hold this machine's paths, and nothing that is needed any more
+    for name in (LOG, STOP):  # files with this machine's paths, and nothing that is needed any more
         (folder / name).unlink(missing_ok=True)
 
 

@@ -78,7 +78,7 @@ class Shape:
         return self.layers * sum(by_matrix)
 
 
-# From each model's config.json on its hub.
+# Numbers of each model's config.json on its hub.
 SHAPES = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": Shape(576, 30, 9, 3, 1536, 49152, True, 64),
     "Qwen/Qwen2.5-Coder-0.5B-Instruct": Shape(896, 24, 14, 2, 4864, 151936, True, 64, bias=True),
@@ -318,7 +318,8 @@ def _states(shape: Shape, run: Setup, product_bytes: int) -> tuple[int, int, int
         return 4 * count, copies, 4 * count * buckets, 8 * count
     if run.way == "zero2":  # deepspeed's estimate_zero2_model_states_mem_needs: 4 P + 16 P / N
         return 2 * count, 0, 2 * count, 16 * count // gpus
-    largest = max(shape.block, shape.embeddings)  # its estimate_zero3_...: 18 P / N, and the largest layer twice
+    # deepspeed's estimate_zero3_...: 18 P / N, and the largest layer twice
+    largest = max(shape.block, shape.embeddings)
     return 2 * count // gpus, 4 * largest, 0, 16 * count // gpus
 
 

@@ -204,7 +204,7 @@ class WeightSync:
 
     def __init__(
         self,
-        give: Callable[[Path, int], Sequence[str] | None],  # from the weights' folder and step to the servers with them
+        give: Callable[[Path, int], Sequence[str] | None],  # the weights' folder and step -> the servers that have them
         out: Path,  # the run's folder; the weights go to `out/served/`
         adapters: bool = False,  # low-rank adapters alone are sent, to servers that have the base
         dtype: torch.dtype = torch.float32,  # the servers' own: rounded here, half as many bytes are written and read

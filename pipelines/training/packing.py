@@ -200,7 +200,7 @@ def pack(input_ids: Tensor, attention_mask: Tensor, completion: int, scored: Ten
         input_ids=tokens[None],
         position_ids=positions[None],
         labels=labels[None],
-        places=places[order.argsort()],  # in the order in which the rows came
+        places=places[order.argsort()],  # rows in the order in which they came
         attention=_attention(flat, keys, first, end),
     )
 

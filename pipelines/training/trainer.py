@@ -44,7 +44,7 @@ class Preemption(TrainerCallback):  # type: ignore[misc]
         self._file = out / STOP
         self._every = every
         self._is_asked = False
-        self.step: int | None = None  # after which the run was stopped before its end
+        self.step: int | None = None  # the step after which the run was stopped before its end
 
     def ask(self) -> None:
         """Let the run stop after the step that it is in."""
@@ -213,7 +213,7 @@ def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
         "save_strategy": "steps",
         "save_steps": save_steps,
         "save_total_limit": 2,
-        "ddp_broadcast_buffers": False,  # they are the same from the start
+        "ddp_broadcast_buffers": False,  # buffers are the same from the start
         "ddp_timeout": plan.recipe.hardware.timeout_s,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,

@@ -108,7 +108,7 @@ class Replica:
         trains: bool,  # whether it is sent the weights under training
         recipe: Recipe,
         plan: GpuLayout,
-        number: int,  # its index among the servers of the plan
+        number: int,  # the server's index in the plan
         log: Path,
     ) -> None:
         self.checkpoint = checkpoint

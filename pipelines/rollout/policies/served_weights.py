@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 600.0  # reading the weights of a large model from a shared disk
 ATTEMPTS = 3
 BACKOFF_S = 2.0
-WAIT_S = 10.0  # between tries, while all servers that are to take weights may be starting again
-WAITS = 60  # such tries
+WAIT_S = 10.0  # seconds between tries, while all servers that are to take weights may be starting again
+WAITS = 60  # tries of that kind
 ADAPTER_CONFIG = "adapter_config.json"  # marks a folder that holds low-rank adapters alone
 CLOSED_STATUSES = frozenset({403, 404, 405})  # answers of a server that was not started to take weights
 TOLERANCES = {"float32": 2e-3, "bfloat16": 3e-2}  # mean difference a token that rounding alone does not make
@@ -51,7 +51,7 @@ PROBE_TURN = (
 class Probe:
     """A text and its log-probabilities under a checkpoint."""
 
-    checkpoint: str  # its folder or hub name.
+    checkpoint: str  # the checkpoint's folder or hub name.
     ids: tuple[int, ...]  # (T,) the text's.
     logprobs: tuple[float, ...]  # (T - 1,) for each id but the first, given the ids before it.
     far: float  # mean difference above which another model must have answered.
@@ -196,7 +196,7 @@ def takes_adapters(servers: Sequence[str]) -> bool:
         except _Closed:
             return False
         except EndpointError:
-            continue  # it asks for a name
+            continue  # the server misses a name: it would take adapters
     return True
 
 
@@ -238,7 +238,7 @@ def _call(url: str, body: dict[str, Any] | None = None) -> bytes:
             hint = "Start it with VLLM_SERVER_DEV_MODE=1, on a file system that holds the run's folder."
             kind = _Closed if error.code in CLOSED_STATUSES else EndpointError
             raise kind(f"{url} answers {error.code}", hint) from None
-        except (OSError, http.client.HTTPException) as error:  # also one that dies while it answers
+        except (OSError, http.client.HTTPException) as error:  # a server that dies while it answers raises these, too
             if attempt == ATTEMPTS - 1:
                 hint = "Is it running? The run goes on from its last checkpoint when it is."
                 raise _Unreachable(f"{url} does not answer: {error}", hint) from None

@@ -29,7 +29,7 @@ OWN_KEYS = {
     "return_token_ids": True,
     "skip_special_tokens": False,  # a protocol's tag may be one, and stop strings are sought in the text
     "spaces_between_special_tokens": False,
-    # Else the checkpoint's generation_config.json decides: Qwen's cuts at 20 tokens and punishes repetition.
+    # The checkpoint's generation_config.json would decide these: Qwen's cuts at 20 tokens and punishes repetition.
     "top_k": 0,
     "min_p": 0.0,
     "repetition_penalty": 1.0,
@@ -50,9 +50,10 @@ class VllmPolicy(Policy):
         checkpoint: str | Path,  # a folder or a hub name with the servers' tokenizer
         # The probe of the checkpoint that they must hold; None if they may hold any.
         probe: Callable[[], Probe] | None = None,
-        # They get new weights while they sample, and report which sampled each token (`/inference/v1/generate`).
+        # Whether servers get new weights while they sample, and report which sampled each token
+        # (`/inference/v1/generate`).
         carries: bool = False,
-        adapters: bool = False,  # they may be sent low-rank adapters alone; the newest are asked for by their name
+        adapters: bool = False,  # whether they may be sent low-rank adapters alone, the newest asked for by name
         revision: str | None = None,  # the commit of a hub checkpoint; None for its newest
     ) -> None:
         if not servers:
