@@ -381,6 +381,7 @@ class _StreamedAnswer:
             self._add_choice(choice)
 
     def _add_choice(self, choice: Mapping[str, Any]) -> None:
+        """Add a chunk's piece of the answer."""
         self.has_choice = True
         delta = choice.get("delta")
         if delta:

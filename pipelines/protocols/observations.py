@@ -177,6 +177,7 @@ def json_records(result: ExecutionResult, rows: int, cell_chars: int, total_char
 
 
 def _json_cell(value: Scalar, limit: int) -> Any:
+    """One value as JSON has it: a text is cut, and what JSON cannot say becomes one."""
     if value is None:
         return None
     if isinstance(value, int) and value.bit_length() <= LONGEST_INTEGER:

@@ -176,6 +176,7 @@ def prepare_invention(request: InventionRequest, recipe: Recipe, store: Store, s
 
 
 def _read_log(log: Path, openable: OpenableDatabase, say: Say) -> Sequence[LoggedQuery]:
+    """The queries of a log, each once; a line tells of each that is left out."""
     text = read_text(log, LOG_HINT)
     read = invent.read_log(text, openable.database.engine)
     for query in read.unreadable:

@@ -34,6 +34,7 @@ def episode_metrics(generation: Generation, terms: Sequence[str]) -> dict[str, l
 
 
 def _episode_row(paid: PaidEpisode, terms: Sequence[str], is_replaced: bool) -> dict[str, float]:
+    """The numbers of one episode; `is_replaced` if its group was drawn once more for training."""
     trajectory = paid.trajectory
     turns = trajectory.turns
     is_correct: float = NAN

@@ -113,6 +113,7 @@ def shape_of(model: Model) -> Shape:
 
 
 def _shape_in_config(config: dict[str, Any]) -> Shape:
+    """The shape that a model's config.json describes."""
     heads = config["num_attention_heads"]
     hidden = config["hidden_size"]
     # `packing.supports_packing` refuses a model with windows; Qwen's are off unless its configuration turns them on.

@@ -116,6 +116,7 @@ class OraclePolicy(ScriptedPolicy):
         return [dataclasses.replace(action, reasoning="") for action in actions]
 
     def _actions(self, example: Example, rng: random.Random) -> list[Action]:
+        """The actions of an episode in order, each with its reasoning."""
         protocol = self._protocol
         schema = self._schema(example.database)
         if self._spelling == "schema" and schema:
