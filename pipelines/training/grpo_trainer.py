@@ -517,7 +517,7 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         needed = self._old_rows if forward is None else forward.rows
         rows = torch.arange(len(input_ids), device=input_ids.device)
         if needed is not None:
-            # One row is computed at least, so that the backward of every process is alike.
+            # Each process computes a row at least, so that the backward of all is alike.
             rows = rows[needed] if needed.any() else rows[:1]
         supports_packing = packing.supports_packing(self.accelerator.unwrap_model(model))
         packs = supports_packing and not kwargs.get("compute_aux_loss")
