@@ -47,7 +47,7 @@ def ask_experts(recipe: Recipe, folder: Path, responses: Path, pool: str, exampl
     named_databases = {example.id: example.database for example in examples}
     kept = []
     for question in linked.examples:
-        database = named_databases[question.id]  # as the dataset names it
+        database = named_databases[question.id]  # the dataset's name for it
         kept.append(dataclasses.replace(question, database=database))
     return ExpertResult(kept, result.rejected, result.figures | linked.figures)
 
