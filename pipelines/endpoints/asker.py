@@ -128,11 +128,7 @@ class Asker:
         """One answer, that numbered `sample` of several to the same conversation; `Connection.ask` has the errors."""
         settings = self.endpoint
         body = self._body(messages, sampling, stop, max_tokens)
-        # The key stands for (endpoint, model, request, sample) in 32 hex digits. The seed is not part of it: another
-        # recipe's seed is no reason to pay again.
-        identity = [self.name, settings.model, body, sample]
-        text = json.dumps(identity, sort_keys=True, ensure_ascii=True)
-        key = hashlib.sha256(text.encode()).hexdigest()[:32]
+        key = self._key(body, sample)
         if "seed" not in settings.omit:
             body["seed"] = int(key[:8], 16) >> 1
         claim: contextlib.AbstractAsyncContextManager[Any] = contextlib.nullcontext()
@@ -148,6 +144,15 @@ class Asker:
             self._tell_of_thoughts()
         self.used[key] = with_text.prompt_tokens, with_text.completion_tokens, with_text.kind
         return with_text
+
+    def _key(self, body: Mapping[str, Any], sample: int) -> str:
+        """The 32 hex digits that stand for endpoint, model, request and sample in the log.
+
+        The seed is not part of them: another recipe's seed is no reason to pay again.
+        """
+        identity = [self.name, self.endpoint.model, body, sample]
+        text = json.dumps(identity, sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def _tell_of_thoughts(self) -> None:
         """Log once that answers are read from the reasoning field."""

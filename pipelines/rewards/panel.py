@@ -145,7 +145,8 @@ def _grades(
     for case, shortened, without in zip(failed, of_shortened, of_question_alone, strict=True):
         if shortened is not None or without is not None:
             grades[case] = read_grade(shortened, scale) or 0.0
-            n_unanswered += shortened is None
+            if shortened is None:
+                n_unanswered += 1
     return grades, n_unanswered
 
 

@@ -403,23 +403,29 @@ def choose_answers(asker: Asker, cases: Cases, schemas: Schemas, signature: Sign
             index_by_name = {"Query A": groups[first][0], "Query B": groups[second][0]}
             prompts.append(_compare(CHOOSE, example, candidates, index_by_name, schemas))
     answers = asker.ask_all(prompts)
-    texts = answer_texts(answers)
     ballots: list[list[Ballot]] = [[] for _ in cases]
+    for ballot in _ballots(pairings, answer_texts(answers)):
+        ballots[ballot.pairing.case].append(ballot)
+    selections = []
+    for (_, candidates), groups, votes in zip(cases, groups_by_case, ballots, strict=True):
+        selections.append(_selection(len(candidates), groups, votes))
+    return selections
+
+
+def _ballots(pairings: Sequence[Pairing], texts: Sequence[str | None]) -> list[Ballot]:
+    """The selector's answers that can be read; the others are counted in the log."""
+    ballots = []
     unread = 0
     for pairing, text in zip(pairings, texts, strict=True):
         letter = _LETTER.fullmatch(text or "")
         if letter is None:
             unread += 1
-        else:
-            chose_first = letter[1] == "A"
-            ballot = Ballot(pairing, chose_first)
-            ballots[pairing.case].append(ballot)
+            continue
+        chose_first = letter[1] == "A"
+        ballots.append(Ballot(pairing, chose_first))
     if unread:
-        log.warning("%d of %d answers of the selector are neither A nor B: they do not count", unread, len(prompts))
-    selections = []
-    for (_, candidates), groups, votes in zip(cases, groups_by_case, ballots, strict=True):
-        selections.append(_selection(len(candidates), groups, votes))
-    return selections
+        log.warning("%d of %d answers of the selector are neither A nor B: they do not count", unread, len(texts))
+    return ballots
 
 
 def _both_orders(n_groups: int) -> Iterator[tuple[int, int]]:

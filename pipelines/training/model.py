@@ -145,21 +145,26 @@ def whole_weights(trainer: Any) -> tuple[Any, dict[str, Tensor]]:
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if not hasattr(network, "peft_config"):
         return network, weights
-    # The forward computes with 4-bit matrices in this form; their scales are left out.
-    whole = dict(weights)
+    lora = network.peft_config[ADAPTER]
+    scaling = lora.lora_alpha / lora.r
+    plain_weights = _dequantized(network, weights)
+    return _saving_network(network.get_base_model()), merged(plain_weights, scaling)
+
+
+def _dequantized(network: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with 4-bit matrices in the form that the forward computes with; their scales are left out."""
+    plain_weights = dict(weights)
     for name, value in network.named_parameters():
         state = getattr(value, "quant_state", None)
         if state is None:
             continue
         from bitsandbytes.functional import dequantize_4bit
 
-        for key in list(whole):
+        for key in list(plain_weights):
             if key.startswith(f"{name}."):
-                del whole[key]
-        whole[name] = dequantize_4bit(value.data, state)
-    lora = network.peft_config[ADAPTER]
-    scaling = lora.lora_alpha / lora.r
-    return _saving_network(network.get_base_model()), merged(whole, scaling)
+                del plain_weights[key]
+        plain_weights[name] = dequantize_4bit(value.data, state)
+    return plain_weights
 
 
 def _saving_network(network: Any) -> Any:
