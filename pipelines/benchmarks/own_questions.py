@@ -81,7 +81,7 @@ def own_addresses(source: Source) -> Iterator[str]:
 @reader("csv", options=OwnOptions, files=own_files, addresses=own_addresses)
 @reader("jsonl", options=OwnOptions, files=own_files, addresses=own_addresses)
 def read_own_questions(source: Source, seed: int, root: Path) -> base.Loaded:
-    """The questions of a file, in order; those of one part, if the file is cut into parts."""
+    """Your own questions in a file, in order; those of one part, if the file is cut into parts."""
     options = OwnOptions.model_validate(source.options)
     own = _read_file(source, root)
     if not (options.dev or options.test):

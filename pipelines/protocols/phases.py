@@ -91,7 +91,7 @@ class Phases(Protocol):
     def prompt(self, example: Example, schema: Schema, max_turns: int, **extra: str) -> Messages:
         """The first messages; prefilled, a synthetic exploring turn and the whole schema follow (section 4.3)."""
         names = ", ".join(self.kinds)
-        messages = super().prompt(example, schema, max_turns, actions=self._instructions(), names=names)
+        messages = super().prompt(example, schema, max_turns, actions=self._instructions(), names=names, **extra)
         if self.config.schema_view != "prefill":
             return messages
         look = Action(ActionKind.EXPLORE, WHOLE_CATALOGUE, "I look at the whole schema first.")

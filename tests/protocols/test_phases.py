@@ -7,6 +7,8 @@ import pytest
 from pipelines.core.errors import RecipeError
 from pipelines.core.types import Action, ActionKind, ExecutionResult, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.protocols.knowledge import proposal
+from pipelines.protocols.phases import Phases
+from pipelines.recipe import config
 
 CALL = '<tool_call>{"name": "execute_sql_query", "arguments": {"db_id": "music", "sql": "SELECT 1 FROM t"}}</tool_call>'
 PROPOSED = '{"tables": ["frpm"], "columns": {"frpm": ["CDSCode", "Charter School (Y/N)"]}, "joins": []}'
@@ -181,3 +183,18 @@ def test_the_schema_track_ends_with_the_last_proposal(phases):
     assert tracks(trajectory(explore, propose, generate, explore, propose, confirm)) == {"full": 6, "schema": 5}
     assert tracks(trajectory(explore, generate, confirm)) == {"full": 3, "schema": 3}  # never proposed
     assert phases(options={"phases": ["explore", "confirm"]}).track_turns(trajectory(explore, confirm)) == {"full": 2}
+
+
+def test_a_subclass_may_fill_in_a_placeholder_of_its_own(example, schema, tmp_path):
+    (tmp_path / "phases_dated.txt").write_text("[user]\nToday is $today. $actions $question", encoding="utf-8")
+
+    class Dated(Phases):
+        prompts = tmp_path
+        placeholders = (*Phases.placeholders, "today")
+
+        def prompt(self, example, schema, max_turns, **extra):
+            return super().prompt(example, schema, max_turns, today="Monday", **extra)
+
+    dated = Dated(config.ProtocolSection(name="phases", prompt="dated"))
+    ((_, text),) = dated.prompt(example, schema, 4)
+    assert text.startswith("Today is Monday.")
