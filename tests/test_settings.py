@@ -140,3 +140,13 @@ def test_a_hint_is_for_endpoints_alone():
     star = ["synthesis.rationalise=true", "synthesis.teacher.kind=policy"]
     with pytest.raises(RecipeError, match="rationalise gives its hint to an endpoint"):
         recipes.load("reasoning_sql", star)
+
+
+def test_a_young_setting_at_its_default_is_in_no_key_and_an_unknown_one_is_an_error():
+    recipe = recipes.load("sql_trail", ["data.path=spider"])
+    assert recipe.slice("protocol.schema_style", "protocol.prompt") == {"protocol.prompt": "full"}
+    changed = recipes.load("sql_trail", ["data.path=spider", "protocol.schema_style=lines"])
+    assert changed.slice("protocol.schema_style") == {"protocol.schema_style": "lines"}
+    for path in ("protocol.schema_stile", "benchmark.kynd"):
+        with pytest.raises(KeyError, match=path):
+            recipe.slice(path)

@@ -1,7 +1,7 @@
 """A recipe as typed sections: the settings of each, and the conditions between them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -734,13 +734,27 @@ class Recipe(Section):
         return self.model_copy(update={"data": data})
 
     def slice(self, *paths: str) -> dict[str, Any]:
-        """The JSON values at dotted paths, those that a stage reads; `benchmark` is the first of `data.test`."""
+        """The JSON values at dotted paths, those that a stage reads; `benchmark` is the first of `data.test`.
+
+        A young setting that equals its default is left out, as from the key of its whole section (`_omit`).
+        """
         values = self.model_dump(mode="json")
         values["benchmark"] = values["data"]["test"][0]
         picked: dict[str, Any] = {}
         for path in paths:
+            *sections, setting = path.split(".")
             value: Any = values
-            for name in path.split("."):
+            for name in sections:
                 value = value[name]
-            picked[path] = value
+            if setting in value:
+                picked[path] = value[setting]
+            elif not self._has_setting(sections, setting):
+                raise KeyError(path)
         return picked
+
+    def _has_setting(self, sections: Sequence[str], setting: str) -> bool:
+        """Whether a setting exists, at its default or not."""
+        section: Any = self
+        for name in sections:
+            section = self.data.test[0] if name == "benchmark" else getattr(section, name)
+        return setting in type(section).model_fields
