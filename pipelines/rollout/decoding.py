@@ -208,7 +208,7 @@ def attend_slots(
             mask = mask.repeat(1, 1, fold, 1)
         seen_keys = keys[rows, :, :n_keys]
         seen_values = values[rows, :, :n_keys]
-        if width == 1 and _suits_products(queries):
+        if width == 1 and suits_products(queries):
             output = attend_by_products(queries, seen_keys, seen_values, mask, scaling)
         else:
             output = F.scaled_dot_product_attention(queries, seen_keys, seen_values, attn_mask=mask, scale=scaling)
@@ -220,9 +220,11 @@ def attend_slots(
     return joined[None], None
 
 
-def _suits_products(queries: Tensor) -> bool:
-    """Whether plain products attend faster: in bfloat16 on a CPU, PyTorch's fused kernel takes twice their time."""
-    return queries.device.type == "cpu" and queries.dtype == torch.bfloat16
+def suits_products(tensor: Tensor) -> bool:
+    """Whether plain products attend faster than PyTorch's fused kernel: in bfloat16 on a CPU, while decoding one token
+    of a conversation and while training on short rows.
+    """
+    return tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16
 
 
 def attend_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None) -> Tensor:

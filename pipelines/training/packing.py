@@ -17,6 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer.utils import FusedCausalLMOutput, flush_left
 
+from pipelines.rollout.decoding import suits_products
 from pipelines.training.micro_batches import TokenScores, prefix_order, shared_prefix_lengths
 from pipelines.training.short_attention import short_attention
 
@@ -56,7 +57,7 @@ class Attention:
         group_keys = torch.split(k.index_select(0, self.keys), n_keys)
         group_values = torch.split(v.index_select(0, self.keys), n_keys)
         by_group = zip(self.sizes, self.masks, group_queries, group_keys, group_values, strict=True)
-        multiplies = v.device.type == "cpu" and v.dtype == torch.bfloat16 and not settings["dropout"]
+        multiplies = suits_products(v) and not settings["dropout"]
         outputs = []
         for (n_rows, _, _), mask, *tensors in by_group:
             by_row = []
