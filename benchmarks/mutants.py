@@ -302,6 +302,15 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             Fault("the token behind a turn in its track", "list(agent_mask[:end])", "list(agent_mask[: end + 1])"),
         ],
     },
+    "batching": {
+        "training/samples.py::make_sample": [
+            Fault(
+                "failed turns learned and the others not",
+                "turn.status not in (None, ExecutionStatus.OK)",
+                "turn.status in (None, ExecutionStatus.OK)",
+            ),
+        ],
+    },
     "packing": {
         "training/packing.py::pack": [
             Fault(
@@ -904,6 +913,14 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "is_at_cap = len(self.turns) >= self._rules.max_turns",
                 "is_at_cap = len(self.turns) > self._rules.max_turns",
             ),
+        ],
+        "rollout/episode.py::Episode.observe": [
+            Fault(
+                "an answer that did not run ends the episode",
+                "if result.ok and turn.action.kind",
+                "if turn.action.kind",
+            ),
+            Fault("a missing name unexplained", "result = self._explained(result)", "pass"),
         ],
         "rollout/episode.py::Episode.next_request": [
             Fault(

@@ -237,6 +237,8 @@ class ExecutionResult:
     error: str | None = None  # the message, without paths or host details; None when the status is OK.
     # a short stable word for the error ("no_such_column", "syntax", "timeout", ...); None when OK.
     error_class: str | None = None
+    # what an agent is told behind the error: where the names are that the query looked for in the wrong place.
+    notes: tuple[str, ...] = ()
     # wall-clock of the execution in the worker; never part of a dataset.
     elapsed_ms: float = dataclasses.field(default=0.0, compare=False)
     # thousands of SQLite's virtual machine steps, which no load changes; 0 on other engines.

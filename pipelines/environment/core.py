@@ -378,10 +378,11 @@ class Environment(contextlib.ExitStack):
         if context.values is None and context.linked_schema is None:
             with sql_engine(self.recipe, 1) as sql:  # sessions may begin in other threads
                 (example,) = self.prepare([example], sql=sql, is_served=True)
-        prompt = self.rules.prompt(example, self.schema(example.database))
+        schema = self.schema(example.database)
+        prompt = self.rules.prompt(example, schema)
         request = EpisodeRequest(example, sample, self.recipe.seed)
         name = f"session-{self._begun}"
-        episode = Episode(request, self.rules, POLICY, name, prompt, codec=None)
+        episode = Episode(request, self.rules, POLICY, name, prompt, codec=None, schema=schema)
         return Session(self, example, episode)
 
     def equalities(self, pool: str) -> tuple[str, ...]:

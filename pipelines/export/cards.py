@@ -336,6 +336,9 @@ def _protocol_table(card: CheckpointCard, protocol: Protocol) -> str:
     turns = f"{settings.max_turns_eval}"
     if settings.forced_final:
         turns += ", the last one an answer"
+    failed_answer = "is its answer"
+    if settings.returns_failed_answers:
+        failed_answer = "comes back with its error while turns are left"
     characters = "any number"
     if settings.observation_chars is not None:
         characters = f"{settings.observation_chars:,}"
@@ -344,6 +347,7 @@ def _protocol_table(card: CheckpointCard, protocol: Protocol) -> str:
         ("tags that the database's side writes", _code_words(f"<{tag}>" for tag in protocol.environment)),
         ("what ends its turn", _code_words(protocol.stop)),
         ("turns at most", turns),
+        ("an answer that does not run", failed_answer),
         ("schema in the prompt", f"{settings.schema_view}, {settings.schema_values} example values a column"),
         ("rows and characters of a result", f"{settings.observation_rows}, {characters}"),
         ("tokens of a turn and of all", f"{card.sampling.turn_tokens:,}, {card.sampling.episode_tokens:,}"),

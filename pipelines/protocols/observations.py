@@ -23,6 +23,7 @@ _OPENING = re.compile(r"[<\uff1c](?=[^\W\d]|[/|\uff5c!?\[])|\[(?=/?(?:[A-Z][A-Z_
 _UNSEEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))  # Unicode's categories
 _KEPT = frozenset("\n\t\u200c\u200d")  # lines, and the joiners that some scripts and emoji need
 CUT = "\u2026"
+NOTE_CHARS = 200  # characters of a note behind an error
 
 
 def defuse(text: str) -> str:
@@ -126,8 +127,10 @@ def text_table(result: ExecutionResult, rows: int, cell_chars: int, total_chars:
 
 
 def error_text(result: ExecutionResult, limit: int) -> str:
-    """The engine's message about a query that did not run, on one line, cut and escaped."""
-    return cell(result.error or result.error_class or result.status.value, limit)
+    """The engine's message about a query that did not run, and its notes, on one line, cut and escaped."""
+    message = result.error or result.error_class or result.status.value
+    notes = [cell(note, NOTE_CHARS) for note in result.notes]
+    return "; ".join([cell(message, limit), *notes])
 
 
 def json_text(value: Any) -> str:
@@ -152,9 +155,13 @@ def json_records(result: ExecutionResult, rows: int, cell_chars: int, total_char
     Rows are lists, so that two columns of one name both show. Bytes become hexadecimal text, NaN and infinities text.
     A query that did not run gives its error alone.
     """
+    records: dict[str, Any]
     if not result.ok:
         message = result.error or result.error_class or result.status.value
-        return {"error": _json_cell(message, cell_chars)}
+        records = {"error": _json_cell(message, cell_chars)}
+        if result.notes:
+            records["notes"] = [_json_cell(note, NOTE_CHARS) for note in result.notes]
+        return records
     columns: list[Any] = []
     spent = 0
     for name in result.columns:
@@ -170,7 +177,7 @@ def json_records(result: ExecutionResult, rows: int, cell_chars: int, total_char
         if spent > total_chars:
             break
         data.append(values)
-    records: dict[str, Any] = {"columns": columns, "data": data}
+    records = {"columns": columns, "data": data}
     if result.truncated or len(data) < len(result.rows):
         records["more"] = True
     return records

@@ -164,6 +164,8 @@ class Sft(Section):
     max_tokens: Positive = 8192  # most tokens of a sample; longer ones are left out.
     optimizer: Optimizer = Optimizer()  # optimiser and schedule.
     save_steps: Positive = 100  # steps between checkpoints.
+    # turns whose statement did not run are shown to the model and not learned: it learns to mend them alone.
+    skip_failed_turns: Annotated[bool, _omit(False)] = False
 
 
 class Difficulty(Section):
@@ -425,6 +427,10 @@ class ProtocolSection(Section):
     # answer without its fence.
     format: Literal["strict", "tags"] = "strict"
     forced_final: bool = True  # last answer forced at the turn cap (SQL-Trail, algorithm 1, line 29).
+    # answers that do not run come back with their error while turns are left, so that the agent can mend them.
+    returns_failed_answers: Annotated[bool, _omit(False)] = False
+    # errors about a missing table or column also say which tables have such a column, or which names are close.
+    explains_missing_names: Annotated[bool, _omit(False)] = False
     # sentence in the prompt about unanswerable questions: SELECT 'unanswerable'.
     abstains: Annotated[bool, _omit(False)] = False
     # options of that protocol (phases, tag names).

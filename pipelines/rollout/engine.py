@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from pipelines.core.errors import BoundaryError, DataError, EndpointError, UserError
-from pipelines.core.types import Database, Example, ExecutionResult, Message, StopReason, Trajectory
+from pipelines.core.types import Database, ExecutionResult, StopReason, Trajectory
 from pipelines.protocols.base import Protocol
 from pipelines.recipe.config import Sampling
 from pipelines.rollout.episode import (
@@ -169,10 +169,7 @@ class RolloutEngine:
         """
         self._policy.open(session)
         try:
-            prompt = self._prompt(request.example)
-            episode = Episode(request, self._rules, self._policy.name, session, prompt or (), self._policy.codec)
-            if prompt is None:
-                episode.fail("database_unavailable")
+            episode = self._episode(request, session)
             driver = episode.play()
             step = next(driver)
             while not isinstance(step, EndEvent):
@@ -190,14 +187,19 @@ class RolloutEngine:
             self._policy.release(session)
         yield step  # the release comes first: a reader may begin the next episode
 
-    def _prompt(self, example: Example) -> tuple[Message, ...] | None:
-        """The first messages of a question's episodes; None if its database has no schema that can be read."""
+    def _episode(self, request: EpisodeRequest, session: str) -> Episode:
+        """The episode before its first turn; it is broken if its database has no schema that can be read."""
+        policy = self._policy
+        database = request.example.database
         try:
-            schema = self._schemas(example.database)
-            return self._rules.prompt(example, schema)
+            schema = self._schemas(database)
+            prompt = self._rules.prompt(request.example, schema)
         except (BoundaryError, DataError):
-            log.warning("no schema of database %s: its episodes are broken", example.database.id)
-            return None
+            log.warning("no schema of database %s: its episodes are broken", database.id)
+            episode = Episode(request, self._rules, policy.name, session, (), policy.codec)
+            episode.fail("database_unavailable")
+            return episode
+        return Episode(request, self._rules, policy.name, session, prompt, policy.codec, schema)
 
     async def _answer(self, step: DriverRequest, episode: Episode) -> Completion | ExecutionResult | str:
         """The answer to the driver's request from the policy, the sandbox or the user."""

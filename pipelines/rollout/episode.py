@@ -12,6 +12,7 @@ from typing import Any
 from pipelines.core.errors import EndpointError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import (
+    Action,
     ActionKind,
     Example,
     ExecutionResult,
@@ -25,6 +26,8 @@ from pipelines.protocols.base import Protocol
 from pipelines.recipe.config import Sampling
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Request
+from pipelines.sql import analyst
+from pipelines.sql.diagnoses import MISSING_NAMES
 from pipelines.sql.lexical import TURN_SEPARATOR, writes
 from pipelines.sql.schema import Schema
 
@@ -136,11 +139,13 @@ class Episode:
         session: str,  # the episode's name within its run
         prompt: tuple[Message, ...],  # () for an episode that is broken before it begins
         codec: ChatCodec | None,  # the policy's; None if it speaks text only
+        schema: Schema | None = None,  # the database's, by which errors about missing names are explained
     ) -> None:
         self._request = request
         self._rules = rules
         self._policy = policy
         self._codec = codec
+        self._schema = schema
         self.session = session
         self.example = request.example
         self.sample = request.sample
@@ -261,17 +266,25 @@ class Episode:
         self._messages.append(("assistant", text))
         self.turns.append(Turn(text, action))
         is_at_cap = len(self.turns) >= self._rules.max_turns
-        if action.kind is ActionKind.SOLUTION:
-            self._final_sql = action.content
-            self.stop = StopReason.SOLUTION
+        is_answer = action.kind is ActionKind.SOLUTION
+        may_be_mended = protocol.config.returns_failed_answers and not is_at_cap and not self._forced
+        self._query = None
+        if is_answer and may_be_mended:
+            self._query = action.content
+        elif is_answer:
+            self._end_with(action)
         elif self._forced or (is_at_cap and not self._rules.forced_final):
             self.stop = StopReason.TURN_LIMIT
-        self._query = None
-        if self.stop is None:
+        else:
             self._query = protocol.query(action)
         if self._query is None:
             return None
         return TURN_SEPARATOR.join((*self._writes, self._query))
+
+    def _end_with(self, answer: Action) -> None:
+        """End the episode with the agent's answer."""
+        self._final_sql = answer.content
+        self.stop = StopReason.SOLUTION
 
     def _append_turn(self, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
         """Append the tokens that the agent generated."""
@@ -283,7 +296,10 @@ class Episode:
         self._ends.append(len(self._ids))
 
     def observe(self, result: ExecutionResult | None) -> None:
-        """Take the result of the last turn's SQL, None if it has none, and show it to the agent."""
+        """Take the result of the last turn's SQL, None if it has none, and show it to the agent.
+
+        An answer that ran ends the episode.
+        """
         turn = self.turns[-1]
         if result is not None:
             n_rows = len(result.rows)
@@ -295,8 +311,21 @@ class Episode:
             keeps_state = DIALECTS[self.example.database.engine].keeps_state
             if result.ok and self._query is not None and keeps_state and writes(self._query):
                 self._writes.append(self._query)
+            if result.ok and turn.action.kind is ActionKind.SOLUTION:
+                self._end_with(turn.action)
+                return
+            result = self._explained(result)
         observation = self._rules.protocol.observe(turn.action, result, self._turns_left)
         self._show(observation)
+
+    def _explained(self, result: ExecutionResult) -> ExecutionResult:
+        """The result; an error about missing names says where such names are, if the protocol explains them."""
+        explains = self._rules.protocol.config.explains_missing_names
+        is_about_names = result.error_class in MISSING_NAMES
+        if not (explains and is_about_names) or self._schema is None or self._query is None:
+            return result
+        (notes,) = analyst.missing_names([(self._query, self._schema, analyst.reading(self.example.database))])
+        return dataclasses.replace(result, notes=notes)
 
     def fail(self, failure: str) -> None:
         """End the episode as broken, with the class of the boundary's failure; it is never scored."""

@@ -271,6 +271,9 @@ def _step_events(step: EpisodeEvent) -> Iterator[Event]:
         if is_query and action.content:
             yield {"type": "sql", "sql": action.content}
     elif isinstance(step, ResultEvent) and step.turn.observation is not None:
+        action = step.turn.action
+        if action.kind is ActionKind.SOLUTION:  # it did not run and came back: a statement like others
+            yield {"type": "sql", "sql": action.content}
         text = step.turn.observation
         inside_tags = re.fullmatch(r"\s*<(\w+)>\s*(.*?)\s*</\1>.*", text, re.DOTALL)
         if inside_tags:  # the tags that the protocol puts around an observation

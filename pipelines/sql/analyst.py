@@ -130,6 +130,9 @@ first_table: SqlAnalysis[tuple[str, str], str | None] = SqlAnalysis("first_table
 # The class of each wrong answer, and the columns whose stored values would add to its clues.
 diagnose: SqlAnalysis[Failure, tuple[Diagnosis, tuple[Item, ...]]]
 diagnose = SqlAnalysis("diagnose", tuple[Diagnosis, tuple[Item, ...]], (Diagnosis("semantic", UNREAD), ()))
+# What an agent is told about the names of each query that are not where it looks for them.
+missing_names: SqlAnalysis[tuple[str, Schema, str], tuple[str, ...]]
+missing_names = SqlAnalysis("missing_names", tuple[str, ...], ())
 # A query without its comments, by the engine's own rules.
 without_comments: SqlAnalysis[tuple[str, str], str] = SqlAnalysis("without_comments", str, "")
 # Whether each text is one statement to the parser of its dialect.

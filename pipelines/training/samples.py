@@ -14,7 +14,7 @@ import numpy as np
 
 from pipelines.core import frames
 from pipelines.core.errors import RecipeError
-from pipelines.core.types import Record, Trajectory, read_jsonl
+from pipelines.core.types import ExecutionStatus, Record, Trajectory, read_jsonl
 from pipelines.recipe.config import Grpo
 from pipelines.rollout.codec import ChatCodec, common_prefix
 
@@ -33,8 +33,12 @@ class Sample:
     turn_ends: tuple[int, ...]  # index just past the last agent token of each turn.
 
 
-def make_sample(trajectory: Trajectory, codec: ChatCodec) -> Sample:
-    """A sample whose tokens are the trajectory's own; a trajectory of text only is encoded turn by turn."""
+def make_sample(trajectory: Trajectory, codec: ChatCodec, skip_failed_turns: bool = False) -> Sample:
+    """A sample whose tokens are the trajectory's own; a trajectory of text only is encoded turn by turn.
+
+    Args:
+        skip_failed_turns: turns whose statement did not run have no labels.
+    """
     ids = list(trajectory.token_ids)
     mask = list(trajectory.agent_mask)
     ends = list(trajectory.turn_ends)
@@ -43,6 +47,11 @@ def make_sample(trajectory: Trajectory, codec: ChatCodec) -> Sample:
     labels = []
     for token, is_agents in zip(ids, mask, strict=True):
         labels.append(token if is_agents else IGNORED)
+    if skip_failed_turns:
+        starts = [0, *ends]
+        for turn, start, end in zip(trajectory.turns, starts, ends, strict=False):
+            if turn.status not in (None, ExecutionStatus.OK):
+                labels[start:end] = [IGNORED] * (end - start)
     return Sample(tuple(ids), tuple(labels), tuple(mask), tuple(ends))
 
 

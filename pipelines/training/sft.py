@@ -159,7 +159,8 @@ def encode(plan: Plan, trajectories: Sequence[Trajectory], tokenizer: Any, emit:
     """Samples in the trajectories' order; longer ones than `sft.max_tokens` are left out, and a note counts them."""
     codec = ChatCodec(tokenizer)
     with PartialState().split_between_processes(list(trajectories)) as own_trajectories:
-        own_samples = [make_sample(trajectory, codec) for trajectory in own_trajectories]
+        skips = plan.recipe.sft.skip_failed_turns
+        own_samples = [make_sample(trajectory, codec, skips) for trajectory in own_trajectories]
         samples: list[Sample] = gather_object(own_samples)
     limit = plan.recipe.sft.max_tokens
     context = getattr(tokenizer, "model_max_length", None)

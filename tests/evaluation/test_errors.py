@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipelines.core.types import Action, ActionKind, Example, ExecutionStatus, StopReason, Trajectory, Turn
 from pipelines.evaluation import evaluate
-from pipelines.sql.analysis.diagnosis import diagnose
+from pipelines.sql.analysis.diagnosis import diagnose, missing_names
 from pipelines.sql.diagnoses import ERROR_CLASSES, KINDS, Failure
 from pipelines.sql.schema import Column, Schema, Table, introspect
 from tests.fakes import engine_fixture
@@ -108,6 +108,38 @@ def test_any_text_gets_a_class(text):
         assert diagnosis.error in ERROR_CLASSES
         assert diagnosis.evidence
         assert {hint.kind for hint in diagnosis.hints} <= set(KINDS)
+
+
+BANK = Schema(
+    (
+        Table("Accounts", (Column("custid", "INTEGER"), Column("name", "TEXT"))),
+        Table("Savings", (Column("custid", "INTEGER"), Column("Balance", "REAL"))),
+        Table("Checking", (Column("custid", "INTEGER"), Column("Balance", "REAL"))),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("sql", "notes"),
+    [
+        ("SELECT name, balance FROM accounts", ["balance is a column of Savings, Checking"]),
+        ("SELECT a.Balance FROM Accounts AS a", ["Balance is a column of Savings, Checking"]),
+        ("SELECT nam FROM Accounts", ["columns with names like nam: name"]),
+        ("SELECT 1 FROM Saving", ["tables with names like Saving: Savings"]),
+        ("SELECT account_name FROM Accounts", ["columns with names like account_name: name"]),
+        ("SELECT zzz FROM Accounts", []),
+        ("SELECT name FROM Accounts", []),
+        ("SELECT FROM", []),
+    ],
+)
+def test_an_agent_is_told_where_the_names_are_that_it_misses(sql, notes):
+    assert missing_names(sql, BANK, "sqlite") == notes
+
+
+@given(st.lists(PIECES, max_size=14).map(" ".join) | st.text(max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_any_text_can_be_asked_for_missing_names(text):
+    assert isinstance(missing_names(text, SCHEMA, "sqlite"), list)
 
 
 @pytest.mark.parametrize("nesting", [30, 3000])

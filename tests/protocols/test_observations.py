@@ -1,5 +1,6 @@
 """What an agent is shown of a result: all of it that fits, in order, and nothing that could pass for a tag."""
 
+import dataclasses
 import json
 
 import pytest
@@ -113,3 +114,15 @@ def test_an_error_message_and_an_indented_text_forge_nothing():
 def test_a_users_reply_that_is_cut_ends_in_an_ellipsis(protocol, length, shown):
     reply = protocol(observation_chars=20).observe_reply("x" * length, 3)
     assert f"The user says: {shown}\nTurns left: 3" in reply
+
+
+def test_what_explains_an_error_stands_behind_it_cut_and_escaped():
+    notes = ("city is a column of <sql>", "x" * 300)
+    failed = ExecutionResult(ExecutionStatus.ERROR, error="no such column: city", error_class="no_such_column")
+    explained = dataclasses.replace(failed, notes=notes)
+    cut = "x" * 200 + "\u2026"
+    assert observations.error_text(failed, 10) == "no such co\u2026"
+    assert observations.error_text(explained, 200) == f"no such column: city; city is a column of \\x3csql>; {cut}"
+    records = observations.json_records(explained, 10, 200, 8000)
+    assert records == {"error": "no such column: city", "notes": ["city is a column of <sql>", cut]}
+    assert "<sql>" not in observations.json_text(records)

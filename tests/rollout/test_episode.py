@@ -6,6 +6,7 @@ from pipelines.core.types import ActionKind, ExecutionResult, ExecutionStatus, S
 from pipelines.recipe.config import Sampling
 from pipelines.rollout.episode import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion
+from pipelines.sql.schema import introspect
 
 ROWS = ExecutionResult(ExecutionStatus.OK, ("name",), (("ann",), ("cy",)))
 PROBE = Completion("<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>")
@@ -15,8 +16,8 @@ NOISE = Completion("what ?")
 
 @pytest.fixture
 def begin(protocol, examples):
-    def make(max_turns=3, forced=True, codec=None, **sampling):
-        rules = Rules(protocol(), Sampling(**sampling), max_turns, forced)
+    def make(max_turns=3, forced=True, codec=None, settings=None, **sampling):
+        rules = Rules(protocol(**settings or {}), Sampling(**sampling), max_turns, forced)
         prompt = (("user", "how many singers"),)
         return Episode(EpisodeRequest(examples[0], sample=2, seed=7), rules, "scripted", "0", prompt, codec)
 
@@ -67,6 +68,55 @@ def test_a_turn_cap_ends_an_episode_or_forces_its_answer(begin):
     episode.accept(ANSWER)
     record = episode.trajectory()
     assert (record.final_sql, record.forced, len(record.turns)) == ("SELECT 1", True, 1)
+
+
+NO_COLUMN = ExecutionResult(ExecutionStatus.ERROR, error="no such column: town", error_class="no_such_column")
+
+
+def test_an_answer_that_does_not_run_comes_back_until_it_runs_or_the_cap_is_reached(begin):
+    """`protocol.returns_failed_answers`: the answer that runs, or that of the last turn, is the episode's."""
+    settings = {"returns_failed_answers": True}
+    episode = begin(settings=settings)
+    assert episode.accept(ANSWER) == "SELECT 1"
+    assert episode.stop is None
+    episode.observe(NO_COLUMN)
+    assert "no such column: town" in episode.next_request().messages[-1][1]
+    assert episode.accept(ANSWER) == "SELECT 1"
+    episode.observe(ROWS)
+    record = episode.trajectory()
+    assert (record.stop, record.final_sql, len(record.turns)) == (StopReason.SOLUTION, "SELECT 1", 2)
+    assert [turn.status for turn in record.turns] == [ExecutionStatus.ERROR, ExecutionStatus.OK]
+    assert record.turns[1].observation is None
+    # The answer of the last turn is not run: nobody would see the error.
+    episode = begin(max_turns=1, settings=settings)
+    assert episode.accept(ANSWER) is None
+    assert episode.trajectory().final_sql == "SELECT 1"
+    # An agent that gives an answer back and then none has none.
+    episode = begin(max_turns=2, forced=False, settings=settings)
+    episode.accept(ANSWER)
+    episode.observe(NO_COLUMN)
+    episode.accept(PROBE)
+    record = episode.trajectory()
+    assert (record.stop, record.final_sql) == (StopReason.TURN_LIMIT, None)
+
+
+def test_an_error_about_a_name_tells_where_such_names_are(protocol, examples, sql):
+    """`protocol.explains_missing_names`, by the schema that prompts show."""
+    database = examples[0].database
+    query = "SELECT town, singer_name FROM singer"
+    (result,) = sql.execute_many([(database, query)])
+    error = " error no such column: town"
+    explained = f"{error}; columns with names like singer_name: name, singer_id"
+    for settings, ending in (({}, error), ({"explains_missing_names": True}, explained)):
+        rules = Rules(protocol(**settings), Sampling(), 3, True)
+        request = EpisodeRequest(examples[0], sample=0, seed=7)
+        schema = introspect(database)
+        episode = Episode(request, rules, "scripted", "0", (("user", "where"),), None, schema)
+        episode.accept(Completion(f"<reasoning>look</reasoning><sql>{query}</sql>"))
+        episode.observe(result)
+        shown = episode.next_request().messages[-1][1]
+        assert ending in shown
+        assert ("singer_name" in shown) == bool(settings)
 
 
 def test_an_invalid_turn_is_answered_and_the_episode_goes_on(begin):

@@ -299,3 +299,20 @@ def test_it_can_speak_in_the_schemas_words(tmp_path, sql):
     assert share_right([example], [trajectory], sql) == 1.0
     as_the_source = OraclePolicy(protocol, 0.0, schemas).script(example, 7)
     assert as_the_source[-1].content == gold
+
+
+def test_where_answers_come_back_its_mistake_is_an_answer_that_it_mends(examples, sql):
+    settings = ProtocolSection(name="react", prompt="full", returns_failed_answers=True, explains_missing_names=True)
+    trajectories = play(examples[:60], settings, sql, error_rate=1.0)
+    assert share_right(examples[:60], trajectories, sql) == 1.0
+    kinds_and_statuses = [
+        [(turn.action.kind, turn.status) for turn in trajectory.turns if turn.action.kind is ActionKind.SOLUTION]
+        for trajectory in trajectories
+    ]
+    mended = [(ActionKind.SOLUTION, ExecutionStatus.ERROR), (ActionKind.SOLUTION, ExecutionStatus.OK)]
+    right_at_once = [(ActionKind.SOLUTION, ExecutionStatus.OK)]
+    assert all(answers in (mended, right_at_once) for answers in kinds_and_statuses)
+    assert kinds_and_statuses.count(mended) > 40  # the others read no column by its name
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            assert (turn.status is ExecutionStatus.ERROR) == ("Error" in (turn.observation or ""))

@@ -69,13 +69,17 @@ def says(sql):
 
 
 def asked(database, question, sql):
+    return asked_of(says(sql), database, question)
+
+
+def asked_of(model, database, question):
     async def ask(agent):
         async with aclosing(agent.answer(question)) as events:
             return [event async for event in events]
 
     where = find(database)
     with where.sql(Execution(timeout_s=20)) as engine:
-        return asyncio.run(ask(Agent(where, engine, where.schema(engine), lambda: says(sql), QuestionBudget(30, 100))))
+        return asyncio.run(ask(Agent(where, engine, where.schema(engine), lambda: model, QuestionBudget(30, 100))))
 
 
 @dataclass

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from served import asked, says
+from served import asked, asked_of, says
 
 from pipelines.core.types import ABSTENTION
 from pipelines.databases import named
+from pipelines.recipe import recipes
 from pipelines.recipe.config import Execution
-from pipelines.serving.agent import CANNOT_ANSWER, Agent, QuestionBudget
+from pipelines.rollout.policies.base import ScriptedPolicy
+from pipelines.serving.agent import CANNOT_ANSWER, Agent, AnsweringModel, QuestionBudget
 from tests.fakes import build_database
 from tests.sql.servers import Cluster, binaries, make_reader, mariadb, mariadb_programs
 
@@ -100,6 +102,34 @@ def test_a_database_that_is_not_as_one_would_like(case, tmp_path, monkeypatch, s
     else:
         assert (last["type"], last.get("rows")) == ("answer", expected), last
     assert len(str(events)) < 100_000  # nothing of a large cell is told, nor in what the model saw
+
+
+def test_an_answer_that_does_not_run_is_shown_and_mended_without_a_word_of_hidden_columns(
+    tmp_path, monkeypatch, sqltrain
+):
+    """`protocol.returns_failed_answers` and `protocol.explains_missing_names` of the model's recipe."""
+    monkeypatch.chdir(tmp_path)
+    build_database(tmp_path / "own.sqlite", "CREATE TABLE person (name); CREATE TABLE home (city, street)")
+    assert sqltrain("connect", "own.sqlite")[0] == 0
+    card = Path("databases/own.yaml")
+    known = yaml.safe_load(card.read_text(encoding="utf-8"))
+    known["tables"]["home"]["columns"]["street"]["hidden"] = True
+    card.write_text(yaml.safe_dump(known), encoding="utf-8")
+    answers = ["SELECT name, city FROM person", "SELECT street FROM person", "SELECT count(*) AS n FROM home"]
+
+    def say(request):
+        return f"<reasoning>x</reasoning>\n<solution>{answers[request.turn]}</solution>"
+
+    settings = ["protocol.returns_failed_answers=true", "protocol.explains_missing_names=true"]
+    model = AnsweringModel("script", ScriptedPolicy(say, "script"), recipes.load("sql_trail", settings))
+    events = asked_of(model, "own", "How many homes ?")
+    kinds = ["reasoning", "sql", "result", "reasoning", "sql", "result", "reasoning", "answer"]
+    assert [event["type"] for event in events] == kinds
+    assert [event["sql"] for event in events if "sql" in event] == answers
+    first, second = [event for event in events if event["type"] == "result"]
+    assert first["text"].startswith("Error executing SQL: no such column: city; city is a column of home")
+    assert "street is" not in second["text"]
+    assert events[-1]["rows"] == [[0]]
 
 
 def test_ask_says_that_the_database_cannot_answer(tmp_path, sqltrain):

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.core import frames
 from pipelines.core.errors import RecipeError
-from pipelines.core.types import Database, Example, read_jsonl
+from pipelines.core.types import Database, Example, ExecutionStatus, read_jsonl
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Grpo
 from pipelines.rollout.codec import ChatCodec
@@ -125,6 +125,18 @@ def test_labels_are_the_agents_words_and_nothing_else(trajectories, codec):
     made = make_sample(trajectory, codec)
     assert made.input_ids == ids
     assert made.labels == (IGNORED, IGNORED, 7, IGNORED, 9)
+
+
+def test_a_turn_whose_statement_did_not_run_is_shown_and_not_learned(trajectories, codec):
+    """`sft.skip_failed_turns`."""
+    first, *others = trajectories[0].turns
+    failed = dataclasses.replace(first, status=ExecutionStatus.ERROR)
+    trajectory = dataclasses.replace(trajectories[0], turns=(failed, *others))
+    made = make_sample(trajectory, codec, skip_failed_turns=True)
+    spoken = [label for label in made.labels if label != IGNORED]
+    assert codec.decode(spoken) == "".join(turn.text for turn in others)
+    assert made.input_ids == make_sample(trajectory, codec).input_ids
+    assert make_sample(trajectories[0], codec, skip_failed_turns=True) == make_sample(trajectories[0], codec)
 
 
 @pytest.mark.parametrize(

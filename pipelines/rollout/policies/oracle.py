@@ -20,6 +20,7 @@ from pipelines.protocols.base import Protocol
 from pipelines.protocols.one_action import SingleTurn
 from pipelines.protocols.phases import Phases
 from pipelines.rollout.policies.base import Request, ScriptedPolicy
+from pipelines.rollout.policies.mistakes import draw_mistake
 from pipelines.sql import analyst
 from pipelines.sql.schema import Schema, introspect, written
 
@@ -27,6 +28,7 @@ TABLES = ("list the tables", "see the tables")
 COLUMNS = ("columns of {table}", "look into {table}")
 PROBE = ("check {column}", "look at {column}", "see {column} of {table}", "how is {column} stored")
 GUESS = ("try {asked}", "maybe it is {asked}")
+FOUND = ("{column} is in {table}", "{table} has {column}")
 SLIP = ("query {table}", "read {table}")
 PROPOSE = ("this is enough", "these will do")
 CONFIRM = ("it runs", "the result fits")
@@ -60,7 +62,8 @@ class NamesRead:
 class OraclePolicy(ScriptedPolicy):
     """Plays the plan of an example's gold SQL through any protocol.
 
-    A share `error_rate` of the episodes has one mistake: a guessed value or a wrong table, seen and repaired. `guesses`
+    A share `error_rate` of the episodes has one mistake: a guessed value or a wrong table, seen and repaired; where the
+    protocol returns answers that do not run, an answer that looks for a column where it is not. `guesses`
     is, by column (in lower case, of whatever table), how often it does not look a value up there, but guesses how it is
     stored, and so answers wrong if the guess is. It guesses only what the question has a word for. With `spelling`
     "schema" it writes names as the schema does, "source" keeps those of the gold SQL.
@@ -83,6 +86,7 @@ class OraclePolicy(ScriptedPolicy):
         kinds: Mapping[str, ActionKind] = getattr(protocol, "kinds", {})
         self._proposes = self._in_phases or ActionKind.PROPOSE in kinds.values()
         self._sees_schema = protocol.config.schema_view not in ("hidden", "names")
+        self._errs_in_answers = protocol.config.returns_failed_answers and not self._in_phases
         self._spelling = spelling
         self._read = schemas
         self._schemas: dict[str, Schema | None] = {}
@@ -132,7 +136,8 @@ class OraclePolicy(ScriptedPolicy):
         findings = dict.fromkeys(map(_finding, [*looked_up, *guessed]))
         answer = " , ".join([*findings, linked])
         mistake: list[Action] = []
-        if rng.random() < self._error_rate:
+        errs = rng.random() < self._error_rate
+        if errs and not self._errs_in_answers:
             engine = analyst.reading(example.database)
             mistake = _mistake(sql, looked_up, self._in_phases, engine, rng)
         looks = self._looks_at_schema(example.database, schema, names.tables, rng)
@@ -147,16 +152,18 @@ class OraclePolicy(ScriptedPolicy):
             confirmed = Action(ActionKind.SOLUTION, sql, rng.choice(CONFIRM))
             actions = [*looks, *proposal, generated]
             return [*filter(self._can_say, actions), confirmed]
-        solution = Action(ActionKind.SOLUTION, sql, answer)
+        answers = [Action(ActionKind.SOLUTION, sql, answer)]
+        if errs and self._errs_in_answers and schema:
+            answers = _mended_answer(answers[0], names.by_table, schema, rng)
         # ReAct's scout proposes before its looks if the prompt shows the schema, else after them.
         proposal = list(filter(self._can_say, proposal))
         if not self._sees_schema:
-            return [*looks, *proposal, solution]
+            return [*looks, *proposal, *answers]
         actions = [*proposal, *looks]
         if actions:  # said before the first look, the plan is copied after it, and not made anew
             first = actions[0]
             actions[0] = dataclasses.replace(first, reasoning=f"{linked} , {first.reasoning}")
-        return [*actions, solution]
+        return [*actions, *answers]
 
     def _names_read(self, example: Example, schema: Schema | None) -> NamesRead:
         """The names that the gold SQL reads; without those of all columns where nothing asks for them."""
@@ -337,6 +344,24 @@ def _mistake(sql: str, looked_up: Sequence[Lookup], in_phases: bool, engine: str
     wrong = re.sub(rf"\b{re.escape(table)}\b", plural, sql)
     reasoning = rng.choice(SLIP).format(table=plural)
     return [Action(ActionKind.SQL, wrong, reasoning)]
+
+
+def _mended_answer(
+    answer: Action, reads: Mapping[str, Sequence[str]], schema: Schema, rng: random.Random
+) -> list[Action]:
+    """An answer that looks for columns in tables that lack them, and the right one after the database's error; the
+    right one alone if there is nothing to get wrong.
+    """
+    mistake = draw_mistake(answer.content, reads, schema, rng)
+    if mistake is None:
+        return [answer]
+    wrong_plan = _linking_words(mistake.reads, rng)
+    finding = rng.choice(FOUND).format(column=mistake.column, table=mistake.table)
+    plan = _linking_words(reads, rng)
+    return [
+        Action(ActionKind.SOLUTION, mistake.sql, wrong_plan),
+        dataclasses.replace(answer, reasoning=f"{finding} , {plan}"),
+    ]
 
 
 def _wrong_values(sql: str, looked_up: Sequence[Lookup], kind: ActionKind, rng: random.Random) -> list[Action]:

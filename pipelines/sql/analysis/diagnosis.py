@@ -19,10 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pipelines.core.types import ExecutionStatus, Scalar, StopReason
 from pipelines.sql.analysis.name_resolution import Item, Unknown, columns_of
 from pipelines.sql.analysis.query_clauses import Condition, Reading, read_clauses
-from pipelines.sql.diagnoses import Diagnosis, Failure, Hint
+from pipelines.sql.diagnoses import MISSING_NAMES, Diagnosis, Failure, Hint
 from pipelines.sql.schema import Schema
 
-MISSING_NAMES = frozenset({"no_such_table", "no_such_column"})  # the sandbox's error classes of a missing name
 MAX_FACTS = 4  # facts that an evidence line spells out
 _NO_ANSWER = {
     StopReason.TURN_LIMIT: "no final SQL within {turns} turns",
@@ -109,13 +108,50 @@ def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:
     return Diagnosis("schema_linking", clues[0].detail, tuple(clues))
 
 
+def missing_names(sql: str, schema: Schema, engine: str) -> list[str]:
+    """What an agent is told about the names of a query that are not where it looks for them, in the order of the text:
+    the tables that have such a column, else the schema's closest names. Total: no SQL text makes it raise.
+    """
+    reading = read_clauses(sql, schema, engine)
+    if reading is None:
+        return []
+    columns_by_table = columns_of(schema)
+    tables_as_spelled = {table.name.lower(): table.name for table in schema.tables}
+    columns_as_spelled = {column.name.lower(): column.name for table in schema.tables for column in table.columns}
+    notes: dict[str, None] = {}
+    for missing in reading.resolved.unknown:
+        bare_name = missing.name.rpartition(".")[2]
+        if missing.elsewhere:
+            tables = ", ".join(tables_as_spelled[name] for name in missing.elsewhere)
+            notes[f"{bare_name} is a column of {tables}"] = None
+            continue
+        as_spelled = tables_as_spelled
+        if missing.kind == "column":
+            as_spelled = columns_as_spelled
+        close = _close_names(missing, columns_by_table)
+        if close:
+            close_names = ", ".join(as_spelled[name] for name in close)
+            notes[f"{missing.kind}s with names like {bare_name}: {close_names}"] = None
+    return list(notes)
+
+
 def _close_names(missing: Unknown, columns_by_table: Mapping[str, Sequence[str]]) -> list[str]:
-    """The database's names that come closest to an unknown table or column."""
+    """At most two of the database's names that come closest to an unknown table or column.
+
+    Those that end as it does come first: `name` for `singer_name`, and the other way round.
+    """
     known_names = set(columns_by_table)
     if missing.kind == "column":
         known_names = set().union(*columns_by_table.values())
-    bare_name = missing.name.rpartition(".")[2]
-    return difflib.get_close_matches(bare_name.lower(), sorted(known_names), n=2)
+    bare_name = missing.name.rpartition(".")[2].lower()
+    alike = [name for name in sorted(known_names) if _end_alike(name, bare_name)]
+    alike += difflib.get_close_matches(bare_name, sorted(known_names), n=2)
+    return list(dict.fromkeys(alike))[:2]
+
+
+def _end_alike(name: str, other: str) -> bool:
+    """Whether one of two names is the other with words before it."""
+    return name.endswith(f"_{other}") or other.endswith(f"_{name}")
 
 
 def _compared_with_gold(predicted: Reading, gold: Reading, failure: Failure) -> tuple[Diagnosis, list[Item]]:

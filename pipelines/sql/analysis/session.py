@@ -17,7 +17,7 @@ from sqlglot import errors, exp
 from sqlglot.dialects.dialect import Dialect
 
 from pipelines.core.types import Database, SchemaItems
-from pipelines.sql.analysis.diagnosis import diagnose
+from pipelines.sql.analysis.diagnosis import diagnose, missing_names
 from pipelines.sql.analysis.equivalence import proof_plan
 from pipelines.sql.analysis.hardness import hardness
 from pipelines.sql.analysis.name_resolution import schema_items
@@ -175,6 +175,7 @@ def is_readable(sql: str, engine: str) -> bool:
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     diagnose,
+    missing_names,
     first_table,
     functions,
     hardness,
