@@ -121,7 +121,8 @@ def _checkpoint_start(folder: Path, recipe: str | None) -> TrainingStart:
 
 def _card_settings(card: CheckpointCard) -> dict[str, Any]:
     sampling = card.sampling.model_dump(mode="json", include={"turn_tokens", "episode_tokens"})
-    settings: dict[str, Any] = {"protocol": card.protocol.model_dump(mode="json")}
+    # Every setting, for those that a key leaves out would be the recipe's.
+    settings: dict[str, Any] = {"protocol": dict(card.protocol)}
     for section in SAMPLED_SECTIONS:
         settings[section] = {"sampling": sampling}
     return settings

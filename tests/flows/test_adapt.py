@@ -168,9 +168,11 @@ def test_a_checkpoint_goes_on_as_it_was_taught_and_a_language_model_gets_adapter
     assert (laptop.includes, laptop.scale) == (("recipes/smollm2",), "laptop")
     assert "lora" not in laptop.settings["model"]
     assert laptop.settings["sft"] == {"epochs": 1, "optimizer": {"lr": 1e-4}}  # it speaks the protocol already
+    settings = laptop.settings["protocol"]
+    assert (settings["schema_style"], settings["returns_failed_answers"]) == ("ddl", False)  # not as smollm2 has them
     small, large = (training_start(str(tmp_path / name), None, 100) for name in ("small", "large"))
     assert small.includes == ("recipes/mini_trust_sql", "scales/tiny")
-    assert small.settings["protocol"] == taught.protocol.model_dump(mode="json")
+    assert small.settings["protocol"] == dict(taught.protocol)
     assert "lora" not in small.settings["model"]
     assert large.settings["model"]["lora"] == LORA
     assert large.settings["grpo"]["optimizer"] == {"lr": 1e-5}
