@@ -69,7 +69,9 @@ def test_a_prompt_that_is_not_there_is_refused_before_stages_that_show_none(tmp_
 
 
 def test_an_evaluation_of_another_policy_refuses_a_prompt_before_it_reads_questions(tmp_path):
-    request = EvaluationRequest("miniature", ["protocol.prompt=nope"], str(tmp_path), "oracle", None, None, None, None)
+    request = EvaluationRequest(
+        recipe="miniature", overrides=["protocol.prompt=nope"], store_folder=str(tmp_path), model="oracle"
+    )
     with pytest.raises(RecipeError, match=r"protocol\.prompt=nope: the protocol react has no such prompt"):
         open_evaluation(request, print)
 

@@ -96,7 +96,16 @@ def evaluate(
     if plan and model is None:
         raise UserError("--plan needs --model", "Pass a model; a recipe's stages: sqltrain stages.")
     bounds = evaluation_gate.parse_bounds(at_least or [])
-    request = EvaluationRequest(recipe, overrides or [], store_folder, model, benchmarks, questions, database, limit)
+    request = EvaluationRequest(
+        recipe=recipe,
+        overrides=overrides or [],
+        store_folder=store_folder,
+        model=model,
+        benchmarks=benchmarks,
+        questions=questions,
+        database=database,
+        limit=limit,
+    )
     opened = open_evaluation(request, say)
     if opened.answerer is not None:
         evaluate_policy(opened.recipe, opened.store, opened.answerer, json_output, plan, bounds)

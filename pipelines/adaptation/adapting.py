@@ -15,6 +15,7 @@ from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.files import writing_to
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
+from pipelines.core.types import Say
 from pipelines.databases import card, named
 from pipelines.databases.card import DatabaseCard
 from pipelines.nightly import night
@@ -29,7 +30,6 @@ from pipelines.sql.schema import render
 from pipelines.stages import graph
 from pipelines.stages.stage import StageResult, Step
 
-Say = Callable[[str], None]
 Results = Mapping[str, StageResult]  # finished stages by name
 
 

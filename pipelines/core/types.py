@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Scalar = str | int | float | bytes | None
 
+Say = Callable[[str], None]  # tells the user one line of progress, or a note
 Message = tuple[str, str]  # (role, text); roles are "system", "user" and "assistant"
 EngineName = Annotated[str, pydantic.AfterValidator(DIALECTS.check)]
 History = Sequence[Sequence[str]]  # questions asked before, each with its SQL, "" for SQL that is not known

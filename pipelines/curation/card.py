@@ -9,6 +9,7 @@ import polars as pl
 from pipelines.core.provenance import version
 from pipelines.core.types import HARDNESS_LEVELS
 from pipelines.recipe.config import Recipe
+from pipelines.report.formats import markdown_row
 
 # Licences of questions and databases, as their authors give them; a trained model's terms may differ.
 LICENCES = {
@@ -151,15 +152,10 @@ def _markdown_table(title: str, rows: Sequence[Row]) -> str:
         return ""
     heads = list(rows[0])
     rules = ["---"] * len(heads)
-    lines = [_markdown_row(heads), _markdown_row(rules)]
+    lines = [markdown_row(heads), markdown_row(rules)]
     for row in rows:
         cells = [str(row[head]) for head in heads]
         escaped = [cell.replace("|", "\\|") for cell in cells]
-        lines.append(_markdown_row(escaped))
+        lines.append(markdown_row(escaped))
     table = "\n".join(lines)
     return f"## {title}\n\n{table}"
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    joined = " | ".join(cells)
-    return f"| {joined} |"

@@ -3,13 +3,14 @@
 import contextlib
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.core.errors import DataError
 from pipelines.core.files import replacing, write_atomic
 from pipelines.core.registry import DIALECTS
+from pipelines.core.types import Say
 from pipelines.databases import card, catalogue, dbt, named
 from pipelines.databases.card import DatabaseCard
 from pipelines.databases.catalogue import DatabaseFinding
@@ -22,7 +23,6 @@ EXAMPLE_DATABASE = Path("shop.sqlite")
 EXAMPLE_QUESTIONS = Path("questions.csv")
 MAX_LISTED = 5  # names on one line of a note
 DBT_KINDS = ("descriptions", "tests", "references", "metrics", "models without a table here")
-Say = Callable[[str], None]
 
 
 def write_example(say: Say) -> str:

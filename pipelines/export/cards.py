@@ -21,6 +21,7 @@ from pipelines.evaluation.summary import Summary
 from pipelines.protocols.base import Protocol, build_protocol
 from pipelines.recipe.checkpoint import CheckpointCard, read_card, require_sound
 from pipelines.recipe.yaml_files import yaml_text
+from pipelines.report.formats import markdown_row
 from pipelines.rollout.gguf_model import is_gguf
 
 # The records of a store about a checkpoint: the stages that made it, and the evaluations of it.
@@ -398,8 +399,8 @@ def _sources(lineage: Lineage, pool: str) -> list[Mapping[str, Any]]:
 def _markdown_table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     lines = []
     for row in (head, ("---", "---"), *rows):
-        cells = " | ".join(text.replace("|", "\\|") for text in row)
-        lines.append(f"| {cells} |")
+        escaped = [text.replace("|", "\\|") for text in row]
+        lines.append(markdown_row(escaped))
     return "\n".join(lines)
 
 

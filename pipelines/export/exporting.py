@@ -2,12 +2,13 @@
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.core.errors import DataError, ResourceError, UserError
 from pipelines.core.store import Store
+from pipelines.core.types import Say
 from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
 from pipelines.export.folder import Kind
@@ -20,7 +21,6 @@ from pipelines.stages.newest_model import newest_model
 
 GGUF_KINDS = ("gguf", "ollama")
 DEFAULT_TYPE = "bf16"
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

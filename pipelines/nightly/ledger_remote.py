@@ -6,19 +6,19 @@ A ledger only grows: one that continues another takes its place, and two that ha
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, write_atomic, write_json
 from pipelines.core.store import Store
 from pipelines.core.store_remote import JSON_BYTES, LINKS, PLAIN_NAME, Remote, path_inside, refused
+from pipelines.core.types import Say
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
 from pipelines.nightly.ledger import BATCHES, DECIDING, HOME, LINES, Ledger, NightInProgress, decisions, ledgers
 
 Sizes = Mapping[str, int]  # bytes of the files that are there, by name
 BATCH_FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # files of a batch, in the order in which they travel
-Say = Callable[[str], None]
 
 
 def push_nights(remote: Remote, store: Store, say: Say) -> None:

@@ -1,14 +1,13 @@
 """Finished stages and nights between a store and object storage: `sqltrain store push` and `sqltrain store pull`."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pipelines.core.errors import DataError, SqltrainError
 from pipelines.core.store import MANIFEST, Store
 from pipelines.core.store_remote import Remote, select_stages
+from pipelines.core.types import Say
 from pipelines.nightly import ledger_remote
-
-Say = Callable[[str], None]
 
 
 def push_stages(store: Store, url: str, names: Sequence[str], say: Say) -> None:

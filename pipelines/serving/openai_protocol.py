@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.core.types import History, is_valid_unicode
+from pipelines.report.formats import markdown_row
 from pipelines.serving.access import Denied
 from pipelines.serving.agent import HISTORY, QUESTION_CHARS, Event
 
@@ -277,8 +278,7 @@ def _table_row(cells: Sequence[Any]) -> str:
     for cell in cells:
         text = "NULL" if cell is None else _plain_markdown(str(cell))
         texts.append(text)
-    row = " | ".join(texts)
-    return f"| {row} |"
+    return markdown_row(texts)
 
 
 def _code_fence(text: str, language: str) -> str:

@@ -23,18 +23,20 @@ from pipelines.stages.newest_model import plan_without_training
 from pipelines.stages.stage import Step
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
     """The options that choose a policy and its questions; None for an option that was not passed."""
 
     recipe: str
-    overrides: Sequence[str]
-    store_folder: str | None
-    model: str | None  # a checkpoint folder, a GGUF file, endpoint:NAME or oracle; None for the recipe's checkpoints
-    benchmarks: str | None
-    questions: Path | None
-    database: str | None
-    limit: int | None
+    overrides: Sequence[str] = ()
+    store_folder: str | None = None
+    model: str | None = (
+        None  # a checkpoint folder, a GGUF file, endpoint:NAME or oracle; None for the recipe's checkpoints
+    )
+    benchmarks: str | None = None
+    questions: Path | None = None
+    database: str | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True)

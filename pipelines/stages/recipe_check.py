@@ -1,7 +1,7 @@
 """The checks of `sqltrain check`: recipes load, gold SQL earns the full reward, empty answers do not pay."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.core.errors import UserError
 from pipelines.core.registry import REWARDS
 from pipelines.core.store import Store
-from pipelines.core.types import Action, ActionKind, Example, Outcome, StopReason, Trajectory, Turn, is_abstention
+from pipelines.core.types import Action, ActionKind, Example, Outcome, Say, StopReason, Trajectory, Turn, is_abstention
 from pipelines.databases.of_recipe import sql_engine
 from pipelines.environment.core import Environment
 from pipelines.protocols.base import build_protocol
@@ -25,7 +25,6 @@ from pipelines.stages.stage import benchmarks_by_stage
 NO_PATH = "{} without a path: these questions are not checked"
 POOLS = ("sft", "rl", "dev", "test")
 CHUNK = 512  # questions that are judged together
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pipelines.core.errors import RecipeError, SqltrainError, StoppedError, UserError
 from pipelines.core.files import digest, read_json_lines, write_atomic, writing_to
 from pipelines.core.store import Store
-from pipelines.core.types import escape_surrogates
+from pipelines.core.types import Say, escape_surrogates
 from pipelines.evaluation.measures import FinishedEvaluation
 from pipelines.evaluation.record_files import SINGLE_TURN, read_records
 from pipelines.evaluation.voting import Rule
@@ -38,7 +38,6 @@ EVALUATION_STAGES = "[data, gold_schema, evaluate]"  # the stages that evaluate 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")
 OUT_HINT = "Name another folder with --out."
 PAGE = "sweep.html"
-Say = Callable[[str], None]
 Rows = Mapping[str, Sequence[str]]  # rows of a paper's table by name, each with its words
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from pipelines.core.errors import UserError
 from pipelines.core.files import digest, writing_to
 from pipelines.core.store import Store
+from pipelines.core.types import Say
 from pipelines.sweeps import sweep_plan
-from pipelines.sweeps.sweep_plan import Make, Say, SweepCell
+from pipelines.sweeps.sweep_plan import Make, SweepCell
 from pipelines.sweeps.sweep_table import FinishedCell, Sweep
 
 

@@ -12,7 +12,7 @@ from pipelines.core.errors import DataError
 from pipelines.core.files import write_atomic, writing_to
 from pipelines.core.store import Store
 from pipelines.core.text_files import read_text
-from pipelines.core.types import Example, plain, shortened
+from pipelines.core.types import Example, Say, plain, shortened
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
 from pipelines.endpoints.asker import Asker
@@ -28,7 +28,6 @@ MAX_QUERY_CHARS = 80  # characters of a query in a line for a person
 SCHEMA_VALUES = 3  # example values of a column
 OUT_HINT = "Pass --out FILE.jsonl."
 LOG_HINT = "Pass a text file of SQL, each statement ended by ;."
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

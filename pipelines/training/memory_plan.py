@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pipelines.recipe.config import Recipe
+from pipelines.report.formats import markdown_row
 from pipelines.training import memory
 from pipelines.training.memory import Setup, Shape, Way
 
@@ -83,19 +84,15 @@ def fitting_lines(recipe: Recipe) -> list[str]:
     if recipe.model.lora is not None:
         rank = recipe.model.lora.rank
     rule = "|---" * (len(heads) + 1)
-    lines = [_markdown_row(["model", *heads]), f"{rule}|"]
+    lines = [markdown_row(["model", *heads]), f"{rule}|"]
     for name, shape in memory.SHAPES.items():
         bare_name = name.rpartition("/")[2]
         cells = [_fitting_ways(recipe, shape, gpus, size, rank) for gpus, size in machines]
-        lines.append(_markdown_row([bare_name, *cells]))
+        lines.append(markdown_row([bare_name, *cells]))
     tokens = recipe.grpo.sampling.episode_tokens
     slots = memory.setup(recipe, "grpo", 1).slots
     about = f"rows of a micro-batch, episodes of {tokens:,} tokens, {slots} decoded together, adapters of rank {rank}"
     return [*lines, "", about]
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _fitting_ways(recipe: Recipe, shape: Shape, gpus: int, size: int, rank: int) -> str:

@@ -99,7 +99,7 @@ class Generation:
         rewards = [paid.reward(track) for paid in episodes]
         return torch.tensor(rewards, dtype=torch.float32)
 
-    def replace(self, redrawn: Generation, equal_groups: Sequence[int], group: int) -> None:
+    def take_better_groups(self, redrawn: Generation, equal_groups: Sequence[int], group: int) -> None:
         """Put groups of another draw in the place of groups that taught nothing, if they teach more."""
         is_alike = advantages.zero_variance(redrawn.rewards(FULL), group).tolist()
         episodes = list(self.episodes)
@@ -165,7 +165,7 @@ class Rollouts:
             for name in self._other_questions(generated, len(equal_groups), rng):
                 rows += [name] * group
             redrawn = self._run(rows, f"{generation}\0{attempt}", first)
-            generated.replace(redrawn, equal_groups, group)
+            generated.take_better_groups(redrawn, equal_groups, group)
         self.last = generated.drawn
         return generated
 

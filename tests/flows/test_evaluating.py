@@ -190,7 +190,7 @@ def test_ones_own_questions_are_asked_of_a_recipes_checkpoints_and_train_nothing
 
 def test_a_checkpoint_that_is_not_trained_yet_is_named_and_left_out(own, tmp_path):
     store = Store(tmp_path / "store")
-    request = EvaluationRequest("miniature", list(SMALL), str(store.root), None, None, own, None, None)
+    request = EvaluationRequest(recipe="miniature", overrides=SMALL, store_folder=str(store.root), questions=own)
     finished = {"sft", "model"}
     for step in graph.plan(recipes.load("miniature", SMALL), store):
         if step.name in finished:
