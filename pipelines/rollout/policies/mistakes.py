@@ -58,7 +58,7 @@ def _without_joins(sql: str, reads: Reads, columns: ColumnsByTable) -> Iterator[
         return
     kept = first[1]
     for table in reads:
-        wrong = re.sub(rf"\b{re.escape(table)}\.", "", wrong)
+        wrong, _ = _replaced(wrong, f"{table}.", "")
     all_names = [name for names in reads.values() for name in names]
     for table, names in reads.items():
         for name in names:
@@ -74,7 +74,7 @@ def _from_another_table(sql: str, reads: Reads, columns: ColumnsByTable) -> Iter
     for other, own_columns in columns.items():
         lacking = [name for name in names if name.lower() not in own_columns]
         if lacking:
-            wrong = re.sub(rf"\b{re.escape(table)}\b", other, sql)
+            wrong, _ = _replaced(sql, table, other)
             yield Mistake(wrong, {other: names}, lacking[0], table)
 
 
@@ -85,8 +85,7 @@ def _behind_another_table(sql: str, reads: Reads, columns: ColumnsByTable) -> It
             for other in reads:
                 if name.lower() in columns[other]:
                     continue
-                right = rf"\b{re.escape(table)}\.{re.escape(name)}\b"
-                wrong, n_places = re.subn(right, f"{other}.{name}", sql)
+                wrong, n_places = _replaced(sql, f"{table}.{name}", f"{other}.{name}")
                 if n_places:
                     moved = _renamed(reads, table, name, None)
                     moved[other].append(name)
@@ -101,9 +100,14 @@ def _with_the_name_of_its_table(sql: str, reads: Reads, columns: ColumnsByTable)
             longer = f"{table}_{name}"
             if longer.lower() in known_names or name in columns:
                 continue
-            wrong, n_places = re.subn(rf"\b{re.escape(name)}\b(?!['\"])", longer, sql)
+            wrong, n_places = _replaced(sql, name, longer)
             if n_places:
                 yield Mistake(wrong, _renamed(reads, table, name, longer), name, table)
+
+
+def _replaced(sql: str, name: str, other: str) -> tuple[str, int]:
+    """The SQL with another name in place of one, and how often it stood there; texts in quotes keep it."""
+    return re.subn(rf"\b{re.escape(name)}\b(?!['\"])", lambda _: other, sql)
 
 
 def _renamed(reads: Reads, table: str, name: str, new_name: str | None) -> dict[str, list[str]]:

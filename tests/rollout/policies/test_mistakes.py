@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.core.types import Database
 from pipelines.rollout.policies.mistakes import draw_mistake
-from pipelines.sql.schema import introspect
+from pipelines.sql.schema import Column, Schema, Table, introspect
 
 TABLES = """
 CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER);
@@ -62,6 +62,13 @@ def test_there_may_be_none_to_make(shows):
     _, schema = shows
     assert draw_mistake("SELECT COUNT(*) FROM singer", {"singer": []}, schema, random.Random(0)) is None
     assert draw_mistake("SELECT 1", {}, schema, random.Random(0)) is None
+
+
+def test_a_name_may_hold_any_sign(shows):
+    odd = Table("od\\d", (Column("x\\g", "TEXT"),))
+    other = Table("old_od\\d", (Column("y", "TEXT"),))
+    made = mistakes('SELECT "x\\g" FROM "od\\d" WHERE x\\g = 1', {"od\\d": ["x\\g"]}, Schema((odd, other)))
+    assert ('SELECT "x\\g" FROM "od\\d" WHERE od\\d_x\\g = 1', "x\\g", "od\\d") in made
 
 
 def test_the_plan_says_what_the_mistake_reads(shows):
