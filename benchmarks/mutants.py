@@ -917,8 +917,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "rollout/episode.py::Episode.observe": [
             Fault(
                 "an answer that did not run ends the episode",
-                "if result.ok and turn.action.kind",
-                "if turn.action.kind",
+                "result.ok and turn.action.kind",
+                "turn.action.kind",
             ),
             Fault("a missing name unexplained", "result = self._explained(result)", "pass"),
         ],

@@ -298,9 +298,12 @@ class Episode:
     def observe(self, result: ExecutionResult | None) -> None:
         """Take the result of the last turn's SQL, None if it has none, and show it to the agent.
 
-        An answer that ran ends the episode.
+        An answer that ran ends the episode; its result is none that the agent saw.
         """
         turn = self.turns[-1]
+        if result is not None and result.ok and turn.action.kind is ActionKind.SOLUTION:
+            self._end_with(turn.action)
+            return
         if result is not None:
             n_rows = len(result.rows)
             turn = dataclasses.replace(turn, status=result.status, error_class=result.error_class, n_rows=n_rows)
@@ -311,9 +314,6 @@ class Episode:
             keeps_state = DIALECTS[self.example.database.engine].keeps_state
             if result.ok and self._query is not None and keeps_state and writes(self._query):
                 self._writes.append(self._query)
-            if result.ok and turn.action.kind is ActionKind.SOLUTION:
-                self._end_with(turn.action)
-                return
             result = self._explained(result)
         observation = self._rules.protocol.observe(turn.action, result, self._turns_left)
         self._show(observation)

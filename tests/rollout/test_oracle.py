@@ -309,8 +309,8 @@ def test_where_answers_come_back_its_mistake_is_an_answer_that_it_mends(examples
         [(turn.action.kind, turn.status) for turn in trajectory.turns if turn.action.kind is ActionKind.SOLUTION]
         for trajectory in trajectories
     ]
-    mended = [(ActionKind.SOLUTION, ExecutionStatus.ERROR), (ActionKind.SOLUTION, ExecutionStatus.OK)]
-    right_at_once = [(ActionKind.SOLUTION, ExecutionStatus.OK)]
+    mended = [(ActionKind.SOLUTION, ExecutionStatus.ERROR), (ActionKind.SOLUTION, None)]
+    right_at_once = [(ActionKind.SOLUTION, None)]
     assert all(answers in (mended, right_at_once) for answers in kinds_and_statuses)
     assert kinds_and_statuses.count(mended) > 40  # the others read no column by its name
     for trajectory in trajectories:
