@@ -920,7 +920,11 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "result.ok and turn.action.kind",
                 "turn.action.kind",
             ),
-            Fault("a missing name unexplained", "result = self._explained(result)", "pass"),
+            Fault(
+                "an answer without room for its error lost",
+                "if self.stop is StopReason.TOKEN_LIMIT and",
+                "if self.stop is StopReason.BROKEN and",
+            ),
         ],
         "rollout/episode.py::Episode.next_request": [
             Fault(

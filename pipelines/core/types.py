@@ -259,7 +259,7 @@ class ActionKind(enum.StrEnum):
     PROPOSE = "propose"  # TRUST-SQL: commit to a schema
     GENERATE = "generate"  # TRUST-SQL: a candidate query, executed
     ASK = "ask"  # a question to the user
-    SOLUTION = "solution"  # the final SQL: ends the episode
+    SOLUTION = "solution"  # the final SQL: ends the episode, unless the protocol gives failed answers back
     INVALID = "invalid"  # a named format error; the episode goes on
 
 

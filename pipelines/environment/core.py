@@ -67,6 +67,7 @@ from pipelines.rollout.policies.base import Completion, Policy
 from pipelines.rollout.user import User, reply, simulated_user
 from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.sql.engine import Pair, SqlEngine
+from pipelines.sql.missing_names import explain_missing_names
 from pipelines.sql.schema import Schemas
 
 ChatMessages = list[dict[str, str]]
@@ -120,7 +121,7 @@ class Session:
             else:
                 time.sleep(due.delay_s)
                 (result,) = sql.execute_many([(self.example.database, due.sql)], self._rows)
-                self._advance(result)
+                self._advance(self._explained(result, due.sql))
             due = self._due
         return self._result()
 
@@ -135,7 +136,7 @@ class Session:
                 if due.attempt:
                     await asyncio.sleep(due.delay_s)
                 result = await sql.execute(self.example.database, due.sql, self._rows)
-                self._advance(result)
+                self._advance(self._explained(result, due.sql))
             due = self._due
         if self.done:  # the answer is judged, which blocks
             return await asyncio.to_thread(self._result)
@@ -147,6 +148,13 @@ class Session:
         while not step.done:
             step = self.step("")
         return step
+
+    def _explained(self, result: ExecutionResult, sql: str) -> ExecutionResult:
+        environment = self._environment
+        if not environment.protocol.config.explains_missing_names:
+            return result
+        database = self.example.database
+        return explain_missing_names(result, sql, database, environment.schema(database))
 
     def _accept(self, text: str) -> DriverRequest | EpisodeEvent:
         if self.done:
@@ -378,11 +386,10 @@ class Environment(contextlib.ExitStack):
         if context.values is None and context.linked_schema is None:
             with sql_engine(self.recipe, 1) as sql:  # sessions may begin in other threads
                 (example,) = self.prepare([example], sql=sql, is_served=True)
-        schema = self.schema(example.database)
-        prompt = self.rules.prompt(example, schema)
+        prompt = self.rules.prompt(example, self.schema(example.database))
         request = EpisodeRequest(example, sample, self.recipe.seed)
         name = f"session-{self._begun}"
-        episode = Episode(request, self.rules, POLICY, name, prompt, codec=None, schema=schema)
+        episode = Episode(request, self.rules, POLICY, name, prompt, codec=None)
         return Session(self, example, episode)
 
     def equalities(self, pool: str) -> tuple[str, ...]:

@@ -14,7 +14,13 @@ from typing import Any
 from pipelines.core.types import Action, ActionKind
 from pipelines.environment.core import Environment, Session, StepResult, example_of
 
-NATIVE = ("protocol.name=tool_call", "protocol.prompt=native", "protocol.options={}")  # names these tools, and no tags
+# The prompt names these tools, and no tags; the answer ends the task, as the prompt says.
+NATIVE = (
+    "protocol.name=tool_call",
+    "protocol.prompt=native",
+    "protocol.options={}",
+    "protocol.returns_failed_answers=false",
+)
 UNSEEN = "The reasoning stays with the agent."  # a protocol may demand some
 OPENING = "<tool_response>\n"
 CLOSING = "\n</tool_response>"

@@ -337,7 +337,7 @@ def _protocol_table(card: CheckpointCard, protocol: Protocol) -> str:
     turns = f"{settings.max_turns_eval}"
     if settings.forced_final:
         turns += ", the last one an answer"
-    failed_answer = "is its answer"
+    failed_answer = "ends the episode"
     if settings.returns_failed_answers:
         failed_answer = "comes back with its error while turns are left"
     characters = "any number"

@@ -153,7 +153,7 @@ def json_records(result: ExecutionResult, rows: int, cell_chars: int, total_char
     """Columns and rows as JSON values, cut like a table; `more` says that rows were left out.
 
     Rows are lists, so that two columns of one name both show. Bytes become hexadecimal text, NaN and infinities text.
-    A query that did not run gives its error alone.
+    A query that did not run gives its error, and the notes on it.
     """
     records: dict[str, Any]
     if not result.ok:

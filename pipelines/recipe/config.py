@@ -164,7 +164,7 @@ class Sft(Section):
     max_tokens: Positive = 8192  # most tokens of a sample; longer ones are left out.
     optimizer: Optimizer = Optimizer()  # optimiser and schedule.
     save_steps: Positive = 100  # steps between checkpoints.
-    # turns whose statement did not run are shown to the model and not learned: it learns to mend them alone.
+    # turns whose statement did not run are shown to the model and not learned: it learns only to mend them.
     skip_failed_turns: Annotated[bool, _omit(False)] = False
 
 
@@ -427,7 +427,7 @@ class ProtocolSection(Section):
     # answer without its fence.
     format: Literal["strict", "tags"] = "strict"
     forced_final: bool = True  # last answer forced at the turn cap (SQL-Trail, algorithm 1, line 29).
-    # answers that do not run come back with their error while turns are left, so that the agent can mend them.
+    # answers that do not run come back with their error while turns and tokens are left, for the agent to mend.
     returns_failed_answers: Annotated[bool, _omit(False)] = False
     # errors about a missing table or column also say which tables have such a column, or which names are close.
     explains_missing_names: Annotated[bool, _omit(False)] = False
@@ -440,6 +440,16 @@ class ProtocolSection(Section):
     def _has_one_style(self) -> Self:
         if self.is_brief and self.schema_style != "ddl":
             raise ValueError(f"a {self.prompt} prompt has a form of its own for the schema: leave schema_style out")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _can_mend(self) -> Self:
+        if self.returns_failed_answers and self.max_turns < 2:
+            raise ValueError("returns_failed_answers needs a turn to mend an answer in: raise max_turns")
+        if self.explains_missing_names and self.schema_view not in ("full", "prefill"):
+            raise ValueError(
+                f"explains_missing_names would tell what schema_view={self.schema_view} does not show: leave one out"
+            )
         return self
 
     @property
@@ -479,7 +489,9 @@ class Teacher(Section):
     concurrency: Positive = 16  # requests at once.
     # sampling and token budgets of an endpoint or the policy.
     sampling: Annotated[Sampling, _with_defaults(temperature=0.7)] = Sampling(temperature=0.7)
-    error_rate: Share = 0.1  # share of the oracle's episodes with a mistake that it corrects.
+    # share of the oracle's episodes with a mistake that it corrects, if there is one to make: a query without the rows
+    # or the table that it wants or, with `protocol.returns_failed_answers`, an answer that does not run.
+    error_rate: Share = 0.1
     # column -> share of questions in which the oracle guesses a stored value instead of looking.
     guesses: Mapping[str, Share] = pydantic.Field(default_factory=dict)
     # names in the oracle's SQL and reasoning: as the source's gold SQL writes them, or as the schema does, with each

@@ -28,6 +28,7 @@ from pipelines.rollout.habits import AnswerHabits
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.rollout.user import User, reply, simulated_user
 from pipelines.sql.engine import SqlEngine
+from pipelines.sql.missing_names import explain_missing_names
 from pipelines.sql.schema import Schema
 
 MAX_LEADING_FAILURES = 32  # abort if so many first episodes all break
@@ -199,7 +200,7 @@ class RolloutEngine:
             episode = Episode(request, self._rules, policy.name, session, (), policy.codec)
             episode.fail("database_unavailable")
             return episode
-        return Episode(request, self._rules, policy.name, session, prompt, policy.codec, schema)
+        return Episode(request, self._rules, policy.name, session, prompt, policy.codec)
 
     async def _answer(self, step: DriverRequest, episode: Episode) -> Completion | ExecutionResult | str:
         """The answer to the driver's request from the policy, the sandbox or the user."""
@@ -220,6 +221,9 @@ class RolloutEngine:
         result = await statement.result()
         if step.attempt == 0:
             self.timing.queries += 1
+        if self._rules.protocol.config.explains_missing_names:
+            database = episode.example.database
+            result = explain_missing_names(result, step.sql, database, self._schemas(database))
         self.timing.sql_s += time.perf_counter() - started
         return result
 

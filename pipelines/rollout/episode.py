@@ -26,8 +26,6 @@ from pipelines.protocols.base import Protocol
 from pipelines.recipe.config import Sampling
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Request
-from pipelines.sql import analyst
-from pipelines.sql.diagnoses import MISSING_NAMES
 from pipelines.sql.lexical import TURN_SEPARATOR, writes
 from pipelines.sql.schema import Schema
 
@@ -139,13 +137,11 @@ class Episode:
         session: str,  # the episode's name within its run
         prompt: tuple[Message, ...],  # () for an episode that is broken before it begins
         codec: ChatCodec | None,  # the policy's; None if it speaks text only
-        schema: Schema | None = None,  # the database's, by which errors about missing names are explained
     ) -> None:
         self._request = request
         self._rules = rules
         self._policy = policy
         self._codec = codec
-        self._schema = schema
         self.session = session
         self.example = request.example
         self.sample = request.sample
@@ -277,8 +273,8 @@ class Episode:
             self.stop = StopReason.TURN_LIMIT
         else:
             self._query = protocol.query(action)
-        if self._query is None:
-            return None
+        if self._query is None or is_answer:  # an answer is judged on a fresh copy of the database
+            return self._query
         return TURN_SEPARATOR.join((*self._writes, self._query))
 
     def _end_with(self, answer: Action) -> None:
@@ -298,7 +294,8 @@ class Episode:
     def observe(self, result: ExecutionResult | None) -> None:
         """Take the result of the last turn's SQL, None if it has none, and show it to the agent.
 
-        An answer that ran ends the episode; its result is none that the agent saw.
+        An answer that ran ends the episode, and the agent does not see its result. One that did not run ends it if its
+        error leaves no room for another turn.
         """
         turn = self.turns[-1]
         if result is not None and result.ok and turn.action.kind is ActionKind.SOLUTION:
@@ -314,18 +311,10 @@ class Episode:
             keeps_state = DIALECTS[self.example.database.engine].keeps_state
             if result.ok and self._query is not None and keeps_state and writes(self._query):
                 self._writes.append(self._query)
-            result = self._explained(result)
         observation = self._rules.protocol.observe(turn.action, result, self._turns_left)
         self._show(observation)
-
-    def _explained(self, result: ExecutionResult) -> ExecutionResult:
-        """The result; an error about missing names says where such names are, if the protocol explains them."""
-        explains = self._rules.protocol.config.explains_missing_names
-        is_about_names = result.error_class in MISSING_NAMES
-        if not (explains and is_about_names) or self._schema is None or self._query is None:
-            return result
-        (notes,) = analyst.missing_names([(self._query, self._schema, analyst.reading(self.example.database))])
-        return dataclasses.replace(result, notes=notes)
+        if self.stop is StopReason.TOKEN_LIMIT and turn.action.kind is ActionKind.SOLUTION:
+            self._end_with(turn.action)
 
     def fail(self, failure: str) -> None:
         """End the episode as broken, with the class of the boundary's failure; it is never scored."""

@@ -66,7 +66,7 @@ FAILURES = {
     "disk": "the disk of the database is full or fails",
     "worker_died": "the process that ran the query was ended; ask again",
 }
-NO_QUERY = (ActionKind.SOLUTION, ActionKind.INVALID, ActionKind.ASK)  # actions that have no result of their own
+NO_QUERY = (ActionKind.SOLUTION, ActionKind.INVALID, ActionKind.ASK)  # actions whose SQL is not shown at once
 log = logging.getLogger(__name__)
 
 
@@ -272,7 +272,7 @@ def _step_events(step: EpisodeEvent) -> Iterator[Event]:
             yield {"type": "sql", "sql": action.content}
     elif isinstance(step, ResultEvent) and step.turn.observation is not None:
         action = step.turn.action
-        if action.kind is ActionKind.SOLUTION:  # it did not run and came back: a statement like others
+        if action.kind is ActionKind.SOLUTION:  # an answer that did not run and came back
             yield {"type": "sql", "sql": action.content}
         text = step.turn.observation
         inside_tags = re.fullmatch(r"\s*<(\w+)>\s*(.*?)\s*</\1>.*", text, re.DOTALL)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 ErrorClass = Literal["hallucination", "schema_linking", "semantic", "syntax", "generation"]
 ERROR_CLASSES: tuple[ErrorClass, ...] = ("hallucination", "schema_linking", "semantic", "syntax", "generation")
-MISSING_NAMES = frozenset({"no_such_table", "no_such_column"})  # the sandbox's error classes of a missing name
+MISSING_NAME_CLASSES = frozenset({"no_such_table", "no_such_column"})  # the sandbox's error classes of a missing name
 KINDS: Mapping[str, str] = {
     "unknown_table": "names a table that does not exist",
     "unknown_column": "names a column that no table has",

@@ -49,6 +49,20 @@ def played(recipe, questions, error_rate):
         return trajectories, [rubric.score(outcome).total for outcome in outcomes]
 
 
+def test_failed_answers_and_missing_names_are_as_in_our_rollouts(questions):
+    settings = ["protocol.returns_failed_answers=true", "protocol.explains_missing_names=true"]
+    recipe = recipes.load("sql_trail", settings)
+    trajectories, rewards = played(recipe, questions, 1.0)
+    assert any("is a column of" in (trajectory.turns[0].observation or "") for trajectory in trajectories)
+    with Environment(recipe) as environment:
+        for question, trajectory, reward in zip(questions, trajectories, rewards, strict=True):
+            session = environment.reset(question)
+            for turn in trajectory.turns:
+                step = session.step(turn.text)
+                assert step.observation == turn.observation
+            assert (step.done, step.reward) == (True, pytest.approx(reward))
+
+
 @pytest.mark.parametrize("error_rate", [0.0, 1.0])
 @pytest.mark.parametrize("name", RECIPES)
 def test_turns_are_paid_as_in_our_rollouts(questions, name, error_rate):

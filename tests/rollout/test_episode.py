@@ -1,12 +1,13 @@
 """An episode as a state machine: what it asks for, what it keeps, and how it ends."""
 
+import dataclasses
+
 import pytest
 
 from pipelines.core.types import ActionKind, ExecutionResult, ExecutionStatus, StopReason
 from pipelines.recipe.config import Sampling
 from pipelines.rollout.episode import Episode, EpisodeRequest, Rules
 from pipelines.rollout.policies.base import Completion
-from pipelines.sql.schema import introspect
 
 ROWS = ExecutionResult(ExecutionStatus.OK, ("name",), (("ann",), ("cy",)))
 PROBE = Completion("<reasoning>look</reasoning><sql>SELECT name FROM singer</sql>")
@@ -73,7 +74,7 @@ def test_a_turn_cap_ends_an_episode_or_forces_its_answer(begin):
 NO_COLUMN = ExecutionResult(ExecutionStatus.ERROR, error="no such column: town", error_class="no_such_column")
 
 
-def test_an_answer_that_does_not_run_comes_back_until_it_runs_or_the_cap_is_reached(begin):
+def test_an_answer_that_does_not_run_comes_back_until_it_runs_or_the_cap_is_reached(begin, codec):
     """`protocol.returns_failed_answers`: the answer that runs, or that of the last turn, is the episode's."""
     settings = {"returns_failed_answers": True}
     episode = begin(settings=settings)
@@ -91,6 +92,14 @@ def test_an_answer_that_does_not_run_comes_back_until_it_runs_or_the_cap_is_reac
     episode = begin(max_turns=1, settings=settings)
     assert episode.accept(ANSWER) is None
     assert episode.trajectory().final_sql == "SELECT 1"
+    # So is an answer whose error leaves no room for another turn.
+    episode = begin(codec=codec, settings=settings, episode_tokens=60)
+    answer = "<reasoning> now</reasoning><solution> SELECT 1</solution>"
+    ids = tuple(codec.agent(answer))
+    assert episode.accept(Completion(answer, ids)) == "SELECT 1"
+    episode.observe(dataclasses.replace(NO_COLUMN, error="x " * 100))
+    record = episode.trajectory()
+    assert (record.stop, record.final_sql) == (StopReason.SOLUTION, "SELECT 1")
     # An agent that gives an answer back and then none has none.
     episode = begin(max_turns=2, forced=False, settings=settings)
     episode.accept(ANSWER)
@@ -98,25 +107,6 @@ def test_an_answer_that_does_not_run_comes_back_until_it_runs_or_the_cap_is_reac
     episode.accept(PROBE)
     record = episode.trajectory()
     assert (record.stop, record.final_sql) == (StopReason.TURN_LIMIT, None)
-
-
-def test_an_error_about_a_name_tells_where_such_names_are(protocol, examples, sql):
-    """`protocol.explains_missing_names`, by the schema that prompts show."""
-    database = examples[0].database
-    query = "SELECT town, singer_name FROM singer"
-    (result,) = sql.execute_many([(database, query)])
-    error = " error no such column: town"
-    explained = f"{error}; columns with names like singer_name: name, singer_id"
-    for settings, ending in (({}, error), ({"explains_missing_names": True}, explained)):
-        rules = Rules(protocol(**settings), Sampling(), 3, True)
-        request = EpisodeRequest(examples[0], sample=0, seed=7)
-        schema = introspect(database)
-        episode = Episode(request, rules, "scripted", "0", (("user", "where"),), None, schema)
-        episode.accept(Completion(f"<reasoning>look</reasoning><sql>{query}</sql>"))
-        episode.observe(result)
-        shown = episode.next_request().messages[-1][1]
-        assert ending in shown
-        assert ("singer_name" in shown) == bool(settings)
 
 
 def test_an_invalid_turn_is_answered_and_the_episode_goes_on(begin):

@@ -313,6 +313,13 @@ def test_where_answers_come_back_its_mistake_is_an_answer_that_it_mends(examples
     right_at_once = [(ActionKind.SOLUTION, None)]
     assert all(answers in (mended, right_at_once) for answers in kinds_and_statuses)
     assert kinds_and_statuses.count(mended) > 40  # the others read no column by its name
+    # No mistake where no turn would be left to mend it.
+    settings = settings.model_copy(update={"max_turns": 2})
+    capped = play(examples[:60], settings, sql, error_rate=1.0)
+    assert share_right(examples[:60], capped, sql) == 1.0
+    for trajectory in capped:
+        if any(turn.status is ExecutionStatus.ERROR for turn in trajectory.turns):
+            assert len(trajectory.turns) == 2
     for trajectory in trajectories:
         for turn in trajectory.turns:
             assert (turn.status is ExecutionStatus.ERROR) == ("Error" in (turn.observation or ""))

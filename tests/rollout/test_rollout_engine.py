@@ -295,3 +295,16 @@ def test_a_queue_begins_each_question_and_then_the_longest():
     assert order(questions, lengths, live=2) == [0, 2, 3, 1]
     assert order(questions, lengths, live=1, longest_first=False) == [0, 1, 2, 3]
     assert sorted(order(["a", "a", "b"], [1, 2, 3], live=8)) == [0, 1, 2]
+
+
+def test_an_error_about_a_name_tells_where_such_names_are(engine, protocol, examples):
+    """`protocol.explains_missing_names`."""
+    query = PROBE.format("SELECT town, singer_name FROM singer")
+    policy = ScriptedPolicy(lambda request: ANSWER if request.turn else query)
+    plain = "<observation> error no such column: town"
+    explained = f"{plain}; columns with names like singer_name: name, singer_id"
+    for settings, beginning in (({}, plain), ({"explains_missing_names": True}, explained)):
+        (made,) = engine(policy, protocol(**settings)).run(requests(examples[:1]))
+        shown = made.turns[0].observation
+        assert shown.startswith(beginning)
+        assert ("singer_name" in shown) == bool(settings)

@@ -13,6 +13,8 @@ from pipelines.sql.schema import Schema
 
 JOIN = re.compile(r"\s+JOIN\s+\w+\s+ON\s+[\w.]+\s*=\s*[\w.]+", re.IGNORECASE)
 FROM = re.compile(r"\bFROM\s+(\w+)", re.IGNORECASE)
+QUOTES = '"`['  # signs of quoted names
+TEXT = re.compile(r"('(?:[^']|'')*')")
 Reads = Mapping[str, Sequence[str]]  # tables in the order of the SQL, each with its columns
 ColumnsByTable = Mapping[str, frozenset[str]]  # of a schema; columns in lower case
 
@@ -31,12 +33,15 @@ def draw_mistake(sql: str, reads: Reads, schema: Schema, rng: random.Random) -> 
     """A mistake in a right answer, whose names are written as the schema writes them; None if there is none to make.
 
     Args:
-        reads: the tables that the answer reads, each with its columns without keys.
+        reads: the tables that the answer reads, each with its columns without keys. Quoted names are not changed.
     """
     columns: ColumnsByTable = {
         table.name: frozenset(column.name.lower() for column in table.columns) for table in schema.tables
     }
     reads = {table: names for table, names in reads.items() if table in columns}
+    is_quoted = any(sign in sql for sign in QUOTES)
+    if is_quoted:
+        return None
     kinds = [
         list(_without_joins(sql, reads, columns)),
         list(_from_another_table(sql, reads, columns)),
@@ -53,10 +58,10 @@ def draw_mistake(sql: str, reads: Reads, schema: Schema, rng: random.Random) -> 
 def _without_joins(sql: str, reads: Reads, columns: ColumnsByTable) -> Iterator[Mistake]:
     """The answer without its joins: it looks for all columns in the table behind FROM."""
     wrong, n_joins = JOIN.subn("", sql)
-    first = FROM.search(sql)
-    if not n_joins or first is None or first[1] not in columns:
+    places = FROM.findall(sql)
+    if not n_joins or len(places) != 1 or places[0] not in columns:
         return
-    kept = first[1]
+    (kept,) = places
     for table in reads:
         wrong, _ = _replaced(wrong, f"{table}.", "")
     all_names = [name for names in reads.values() for name in names]
@@ -74,8 +79,9 @@ def _from_another_table(sql: str, reads: Reads, columns: ColumnsByTable) -> Iter
     for other, own_columns in columns.items():
         lacking = [name for name in names if name.lower() not in own_columns]
         if lacking:
-            wrong, _ = _replaced(sql, table, other)
-            yield Mistake(wrong, {other: names}, lacking[0], table)
+            wrong, n_places = _replaced(sql, table, other)
+            if n_places and table not in names:
+                yield Mistake(wrong, {other: names}, lacking[0], table)
 
 
 def _behind_another_table(sql: str, reads: Reads, columns: ColumnsByTable) -> Iterator[Mistake]:
@@ -107,7 +113,13 @@ def _with_the_name_of_its_table(sql: str, reads: Reads, columns: ColumnsByTable)
 
 def _replaced(sql: str, name: str, other: str) -> tuple[str, int]:
     """The SQL with another name in place of one, and how often it stood there; texts in quotes keep it."""
-    return re.subn(rf"\b{re.escape(name)}\b(?!['\"])", lambda _: other, sql)
+    word = re.compile(rf"\b{re.escape(name)}\b")
+    n_places = 0
+    parts = TEXT.split(sql)
+    for index in range(0, len(parts), 2):  # between the texts
+        parts[index], n_here = word.subn(lambda _: other, parts[index])
+        n_places += n_here
+    return "".join(parts), n_places
 
 
 def _renamed(reads: Reads, table: str, name: str, new_name: str | None) -> dict[str, list[str]]:

@@ -62,11 +62,12 @@ class NamesRead:
 class OraclePolicy(ScriptedPolicy):
     """Plays the plan of an example's gold SQL through any protocol.
 
-    A share `error_rate` of the episodes has one mistake: a guessed value or a wrong table, seen and repaired; where the
-    protocol returns answers that do not run, an answer that looks for a column where it is not. `guesses`
-    is, by column (in lower case, of whatever table), how often it does not look a value up there, but guesses how it is
-    stored, and so answers wrong if the guess is. It guesses only what the question has a word for. With `spelling`
-    "schema" it writes names as the schema does, "source" keeps those of the gold SQL.
+    A share `error_rate` of the episodes has one mistake: a guessed value or a wrong table, seen and repaired. Where the
+    protocol returns answers that do not run, it is an answer that looks for a column where it is not.
+
+    `guesses` is, by column (in lower case, of whatever table), how often it does not look a value up there, but guesses
+    how it is stored, and so answers wrong if the guess is. It guesses only what the question has a word for. With
+    `spelling` "schema" it writes names as the schema does, "source" keeps those of the gold SQL.
     """
 
     def __init__(
@@ -152,11 +153,14 @@ class OraclePolicy(ScriptedPolicy):
             confirmed = Action(ActionKind.SOLUTION, sql, rng.choice(CONFIRM))
             actions = [*looks, *proposal, generated]
             return [*filter(self._can_say, actions), confirmed]
-        answers = [Action(ActionKind.SOLUTION, sql, answer)]
-        if errs and self._errs_in_answers and schema:
-            answers = _mended_answer(answers[0], names.by_table, schema, rng)
         # ReAct's scout proposes before its looks if the prompt shows the schema, else after them.
         proposal = list(filter(self._can_say, proposal))
+        solution = Action(ActionKind.SOLUTION, sql, answer)
+        answers = [solution]
+        n_turns = len(looks) + len(proposal) + 2
+        may_err = self._errs_in_answers and n_turns <= protocol.config.max_turns
+        if errs and may_err and schema:
+            answers = _wrong_then_right(solution, names.by_table, schema, rng)
         if not self._sees_schema:
             return [*looks, *proposal, *answers]
         actions = [*proposal, *looks]
@@ -346,22 +350,20 @@ def _mistake(sql: str, looked_up: Sequence[Lookup], in_phases: bool, engine: str
     return [Action(ActionKind.SQL, wrong, reasoning)]
 
 
-def _mended_answer(
+def _wrong_then_right(
     answer: Action, reads: Mapping[str, Sequence[str]], schema: Schema, rng: random.Random
 ) -> list[Action]:
-    """An answer that looks for columns in tables that lack them, and the right one after the database's error; the
-    right one alone if there is nothing to get wrong.
+    """An answer that looks for a column where it is not, and the right one after the database's error; the right one
+    alone if there is nothing to get wrong.
     """
     mistake = draw_mistake(answer.content, reads, schema, rng)
     if mistake is None:
         return [answer]
     wrong_plan = _linking_words(mistake.reads, rng)
+    wrong_answer = Action(ActionKind.SOLUTION, mistake.sql, wrong_plan)
     finding = rng.choice(FOUND).format(column=mistake.column, table=mistake.table)
-    plan = _linking_words(reads, rng)
-    return [
-        Action(ActionKind.SOLUTION, mistake.sql, wrong_plan),
-        dataclasses.replace(answer, reasoning=f"{finding} , {plan}"),
-    ]
+    mended_answer = dataclasses.replace(answer, reasoning=f"{finding} , {answer.reasoning}")
+    return [wrong_answer, mended_answer]
 
 
 def _wrong_values(sql: str, looked_up: Sequence[Lookup], kind: ActionKind, rng: random.Random) -> list[Action]:

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pipelines.core.types import ExecutionStatus, Scalar, StopReason
 from pipelines.sql.analysis.name_resolution import Item, Unknown, columns_of
 from pipelines.sql.analysis.query_clauses import Condition, Reading, read_clauses
-from pipelines.sql.diagnoses import MISSING_NAMES, Diagnosis, Failure, Hint
+from pipelines.sql.diagnoses import MISSING_NAME_CLASSES, Diagnosis, Failure, Hint
 from pipelines.sql.schema import Schema
 
-MAX_FACTS = 4  # facts that an evidence line spells out
+MAX_FACTS = 4  # facts that an evidence line spells out, notes of an error, and tables of a note
 _NO_ANSWER = {
     StopReason.TURN_LIMIT: "no final SQL within {turns} turns",
     StopReason.UNASKED: "it was not asked: all answers to the evaluation's first questions were malformed",
@@ -42,7 +42,7 @@ def diagnose(failure: Failure) -> tuple[Diagnosis, list[Item]]:
     # Names that do not exist, whether or not the engine came to them.
     if predicted is not None and predicted.resolved.unknown:
         return _wrong_names(predicted.resolved.unknown, failure.schema), []
-    if failure.error_class in MISSING_NAMES:
+    if failure.error_class in MISSING_NAME_CLASSES:
         return Diagnosis("hallucination", f"the engine says: {_error_text(failure)}"), []
     # The names exist: the answer is compared with gold, clause by clause.
     gold = read_clauses(failure.gold_sql, failure.schema, failure.engine)
@@ -63,7 +63,7 @@ def _engine_diagnosis(failure: Failure) -> Diagnosis | None:
         return Diagnosis("generation", text.format(turns=failure.turns))
     if failure.status is ExecutionStatus.REFUSED:
         return Diagnosis("syntax", f"the sandbox refused it: {_error_text(failure)}")
-    if failure.status is ExecutionStatus.ERROR and failure.error_class not in MISSING_NAMES:
+    if failure.status is ExecutionStatus.ERROR and failure.error_class not in MISSING_NAME_CLASSES:
         return Diagnosis("syntax", f"the engine refused it: {_error_text(failure)}")
     return None
 
@@ -109,30 +109,35 @@ def _wrong_names(unknown: Sequence[Unknown], schema: Schema) -> Diagnosis:
 
 
 def missing_names(sql: str, schema: Schema, engine: str) -> list[str]:
-    """What an agent is told about the names of a query that are not where it looks for them, in the order of the text:
-    the tables that have such a column, else the schema's closest names. Total: no SQL text makes it raise.
+    """Notes for an agent on the names of a query that are not where it looks for them, at most `MAX_FACTS`.
+
+    A note has the tables that have such a column, else the schema's closest names. Total: no SQL text makes it raise.
     """
     reading = read_clauses(sql, schema, engine)
     if reading is None:
         return []
-    columns_by_table = columns_of(schema)
-    tables_as_spelled = {table.name.lower(): table.name for table in schema.tables}
-    columns_as_spelled = {column.name.lower(): column.name for table in schema.tables for column in table.columns}
     notes: dict[str, None] = {}
     for missing in reading.resolved.unknown:
-        bare_name = missing.name.rpartition(".")[2]
-        if missing.elsewhere:
-            tables = ", ".join(tables_as_spelled[name] for name in missing.elsewhere)
-            notes[f"{bare_name} is a column of {tables}"] = None
-            continue
-        as_spelled = tables_as_spelled
-        if missing.kind == "column":
-            as_spelled = columns_as_spelled
-        close = _close_names(missing, columns_by_table)
-        if close:
-            close_names = ", ".join(as_spelled[name] for name in close)
-            notes[f"{missing.kind}s with names like {bare_name}: {close_names}"] = None
-    return list(notes)
+        note = _note_on(missing, schema)
+        if note is not None:
+            notes[note] = None
+    return list(notes)[:MAX_FACTS]
+
+
+def _note_on(missing: Unknown, schema: Schema) -> str | None:
+    """Where a missing name is, in the schema's own spelling; None if no name is like it."""
+    bare_name = missing.name.rpartition(".")[2]
+    tables_as_spelled = {table.name.lower(): table.name for table in schema.tables}
+    if missing.elsewhere:
+        tables = [tables_as_spelled[name] for name in missing.elsewhere[:MAX_FACTS]]
+        return f"{bare_name} is a column of {', '.join(tables)}"
+    as_spelled = tables_as_spelled
+    if missing.kind == "column":
+        as_spelled = {column.name.lower(): column.name for table in schema.tables for column in table.columns}
+    close = [as_spelled[name] for name in _close_names(missing, columns_of(schema))]
+    if not close:
+        return None
+    return f"{missing.kind}s with names like {bare_name}: {', '.join(close)}"
 
 
 def _close_names(missing: Unknown, columns_by_table: Mapping[str, Sequence[str]]) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.core.types import Database
 from pipelines.rollout.policies.mistakes import draw_mistake
-from pipelines.sql.schema import Column, Schema, Table, introspect
+from pipelines.sql.schema import introspect
 
 TABLES = """
 CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER);
@@ -64,11 +64,31 @@ def test_there_may_be_none_to_make(shows):
     assert draw_mistake("SELECT 1", {}, schema, random.Random(0)) is None
 
 
-def test_a_name_may_hold_any_sign(shows):
-    odd = Table("od\\d", (Column("x\\g", "TEXT"),))
-    other = Table("old_od\\d", (Column("y", "TEXT"),))
-    made = mistakes('SELECT "x\\g" FROM "od\\d" WHERE x\\g = 1', {"od\\d": ["x\\g"]}, Schema((odd, other)))
-    assert ('SELECT "x\\g" FROM "od\\d" WHERE od\\d_x\\g = 1', "x\\g", "od\\d") in made
+@pytest.mark.parametrize(
+    "sql",
+    [
+        'SELECT name FROM "singer"',
+        "SELECT name FROM SINGER",  # not as the schema writes it
+        "SELECT name FROM [singer]",
+    ],
+)
+def test_what_is_not_written_as_the_schema_does_has_no_wrong_table(shows, sql):
+    _, schema = shows
+    for seed in range(20):
+        mistake = draw_mistake(sql, {"singer": ["name"]}, schema, random.Random(seed))
+        assert mistake is None or "singer_name" in mistake.sql
+
+
+def test_a_query_of_two_parts_keeps_its_joins_and_texts_keep_their_words(shows):
+    """Without its join the first part would still run, and the second alone would fail."""
+    _, schema = shows
+    sql = f"{JOINED} EXCEPT SELECT name FROM singer WHERE name = 'a year in concert'"
+    made = mistakes(sql, {"singer": ["name"], "concert": ["year"]}, schema)
+    assert made
+    for wrong, _, _ in made:
+        assert wrong.count("JOIN") == 1
+        assert wrong.endswith("= 'a year in concert'")
+        assert wrong != sql
 
 
 def test_the_plan_says_what_the_mistake_reads(shows):
