@@ -165,6 +165,14 @@ def test_the_least_numbers_and_anchors_are_read(tmp_path):
         ("name: .hidden\n", "'.hidden' is not a valid recipe name"),
         ("name: 5\n", "5 is not a valid recipe name"),
         (f"name: {'x' * 61}\n", "'x{61}' is not a valid recipe name"),
+        (
+            "protocol: {returns_failed_answers: true, max_turns: 1}\n",
+            "recipe mine: protocol: returns_failed_answers needs a turn to mend an answer in: raise max_turns$",
+        ),
+        (
+            "protocol: {schema_view: hidden, explains_missing_names: true}\n",
+            "protocol: explains_missing_names would tell what schema_view=hidden does not show: leave one out$",
+        ),
     ],
 )
 def test_a_broken_file_says_which_and_where(tmp_path, text, message):

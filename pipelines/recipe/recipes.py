@@ -7,7 +7,7 @@ ones win), then sets its own keys. Overrides come last. Unknown keys and wrong t
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -224,14 +224,20 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
 def _recipe_error(title: str, first: ErrorDetails) -> RecipeError:
     """The first mistake of a recipe by its dotted key, with the nearest known key."""
     key = ".".join(map(str, first["loc"]))
-    reason = first["msg"]
+    reason = first["msg"].removeprefix("Value error, ")  # pydantic's word for a check of ours
+    place = f"{title}: {key}"
+    if not key:  # the recipe as a whole
+        place = title
     if key == "name":
         hint = "It has up to 60 letters, digits, '_', '-' and '.', and begins with none of the last two: set name=NAME."
         return RecipeError(f"{title}: {first['input']!r} is not a valid recipe name", hint)
     if first["type"] in (UNKNOWN_NAME, UNSUITED_NAME, WRONG_OPTION):
-        return RecipeError(f"{title}: {key}: {reason}")
+        return RecipeError(f"{place}: {reason}")
+    is_about_several = first["type"] == "value_error" and isinstance(first["input"], Mapping)
+    if is_about_several:  # a check of settings that go together, which names them
+        return RecipeError(f"{place}: {reason}")
     if first["type"] != "extra_forbidden":
-        return RecipeError(f"{title}: {key}: {reason} (it is {first['input']!r})")
+        return RecipeError(f"{place}: {reason} (it is {first['input']!r})")
     *parents, last = first["loc"]
     section: Any = Recipe
     for name in parents:
