@@ -16,7 +16,7 @@ FROM = re.compile(r"\bFROM\s+(\w+)", re.IGNORECASE)
 QUOTES = '"`['  # signs of quoted names
 TEXT = re.compile(r"('(?:[^']|'')*')")
 Reads = Mapping[str, Sequence[str]]  # tables in the order of the SQL, each with its columns
-ColumnsByTable = Mapping[str, frozenset[str]]  # of a schema; columns in lower case
+ColumnsByTable = Mapping[str, frozenset[str]]  # names of columns in lower case
 
 
 @dataclass(frozen=True)
