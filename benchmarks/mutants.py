@@ -306,8 +306,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "training/samples.py::make_sample": [
             Fault(
                 "failed turns learned and the others not",
-                "turn.status not in (None, ExecutionStatus.OK)",
-                "turn.status in (None, ExecutionStatus.OK)",
+                "if not turn.ran_well:",
+                "if turn.ran_well:",
             ),
         ],
     },

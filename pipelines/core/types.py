@@ -286,6 +286,11 @@ class Turn:
     error_class: str | None = None  # the class of that execution's error; None when it was fine.
     n_rows: int = 0  # rows that the execution returned.
 
+    @property
+    def ran_well(self) -> bool:
+        """Whether the SQL of the turn ran, if it has any."""
+        return self.status in (None, ExecutionStatus.OK)
+
 
 class StopReason(enum.StrEnum):
     """Why an episode ended."""

@@ -67,7 +67,6 @@ from pipelines.rollout.policies.base import Completion, Policy
 from pipelines.rollout.user import User, reply, simulated_user
 from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.sql.engine import Pair, SqlEngine
-from pipelines.sql.missing_names import explain_missing_names
 from pipelines.sql.schema import Schemas
 
 ChatMessages = list[dict[str, str]]
@@ -151,10 +150,7 @@ class Session:
 
     def _explained(self, result: ExecutionResult, sql: str) -> ExecutionResult:
         environment = self._environment
-        if not environment.protocol.config.explains_missing_names:
-            return result
-        database = self.example.database
-        return explain_missing_names(result, sql, database, environment.schema(database))
+        return environment.rules.explained(result, sql, self.example.database, environment.schema)
 
     def _accept(self, text: str) -> DriverRequest | EpisodeEvent:
         if self.done:

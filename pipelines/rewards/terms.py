@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pipelines.core.registry import reward
-from pipelines.core.types import ExecutionStatus, Outcome, SchemaItems, Turn
+from pipelines.core.types import Outcome, SchemaItems, Turn
 from pipelines.protocols.knowledge import PHASES, Phase, proposed, unverified
 
 # The lowest and the highest value of a term, for wrong and for right answers (`Rubric.margin`).
@@ -109,7 +109,7 @@ def turn_faults(outcome: Outcome, cost: float = 0.1) -> list[float]:
     trajectory = outcome.trajectory
     if not trajectory.turns:
         return [0.0]
-    faulty = [_is_malformed(turn) or not _ran_well(turn) for turn in trajectory.turns]
+    faulty = [_is_malformed(turn) or not turn.ran_well for turn in trajectory.turns]
     if trajectory.final_sql is not None and not outcome.executable:
         faulty[-1] = True  # no turn has run it: else an answer would cost less than a query that tries it
     return [-cost if is_faulty else 0.0 for is_faulty in faulty]
@@ -117,11 +117,6 @@ def turn_faults(outcome: Outcome, cost: float = 0.1) -> list[float]:
 
 def _is_malformed(turn: Turn) -> bool:
     return turn.action.format_error is not None
-
-
-def _ran_well(turn: Turn) -> bool:
-    """Whether the SQL of a turn ran, if it has any."""
-    return turn.status in (None, ExecutionStatus.OK)
 
 
 # --- SkyRL-SQL, section 4.1 ------------------------------------------------------------------------------------------
@@ -166,7 +161,7 @@ def trust_format(
     demanded_kinds = {PHASES[phase] for phase in phases}
     seen_kinds = {turn.action.kind for turn in trajectory.turns}
     is_complete = trajectory.well_formed and demanded_kinds <= seen_kinds
-    is_clean = all(_ran_well(turn) for turn in trajectory.turns)
+    is_clean = all(turn.ran_well for turn in trajectory.turns)
     if not is_complete or not is_clean:
         return 0.0
     if verified and unverified(trajectory):

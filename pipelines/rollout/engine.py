@@ -28,7 +28,6 @@ from pipelines.rollout.habits import AnswerHabits
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.rollout.user import User, reply, simulated_user
 from pipelines.sql.engine import SqlEngine
-from pipelines.sql.missing_names import explain_missing_names
 from pipelines.sql.schema import Schema
 
 MAX_LEADING_FAILURES = 32  # abort if so many first episodes all break
@@ -221,9 +220,7 @@ class RolloutEngine:
         result = await statement.result()
         if step.attempt == 0:
             self.timing.queries += 1
-        if self._rules.protocol.config.explains_missing_names:
-            database = episode.example.database
-            result = explain_missing_names(result, step.sql, database, self._schemas(database))
+        result = self._rules.explained(result, step.sql, episode.example.database, self._schemas)
         self.timing.sql_s += time.perf_counter() - started
         return result
 

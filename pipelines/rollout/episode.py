@@ -6,7 +6,7 @@ events.
 
 import dataclasses
 import hashlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from pipelines.core.errors import EndpointError
@@ -14,6 +14,7 @@ from pipelines.core.registry import DIALECTS
 from pipelines.core.types import (
     Action,
     ActionKind,
+    Database,
     Example,
     ExecutionResult,
     ExecutionStatus,
@@ -27,6 +28,7 @@ from pipelines.recipe.config import Sampling
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Request
 from pipelines.sql.lexical import TURN_SEPARATOR, writes
+from pipelines.sql.missing_names import explain_missing_names
 from pipelines.sql.schema import Schema
 
 MAX_PROMPTS = 256  # prompts in memory, of questions whose episodes run side by side
@@ -120,6 +122,14 @@ class Rules:
         prompt = self.protocol.prompt(example, schema, self.max_turns)
         self._prompts[key] = (example, schema, prompt)
         return prompt
+
+    def explained(
+        self, result: ExecutionResult, sql: str, database: Database, schemas: Callable[[Database], Schema]
+    ) -> ExecutionResult:
+        """The result of a turn's SQL, with notes on the names that it misses if the protocol explains them."""
+        if not self.protocol.config.explains_missing_names:
+            return result
+        return explain_missing_names(result, sql, database, schemas(database))
 
 
 class Episode:

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipelines.core import frames
 from pipelines.core.errors import RecipeError
-from pipelines.core.types import ExecutionStatus, Record, Trajectory, read_jsonl
+from pipelines.core.types import Record, Trajectory, read_jsonl
 from pipelines.recipe.config import Grpo
 from pipelines.rollout.codec import ChatCodec, common_prefix
 
@@ -50,7 +50,7 @@ def make_sample(trajectory: Trajectory, codec: ChatCodec, skip_failed_turns: boo
     if skip_failed_turns:
         starts = [0, *ends]
         for turn, start, end in zip(trajectory.turns, starts, ends, strict=False):
-            if turn.status not in (None, ExecutionStatus.OK):
+            if not turn.ran_well:
                 labels[start:end] = [IGNORED] * (end - start)
     return Sample(tuple(ids), tuple(labels), tuple(mask), tuple(ends))
 

@@ -35,13 +35,13 @@ def draw_mistake(sql: str, reads: Reads, schema: Schema, rng: random.Random) -> 
     Args:
         reads: the tables that the answer reads, each with its columns without keys. Quoted names are not changed.
     """
+    is_quoted = any(sign in sql for sign in QUOTES)
+    if is_quoted:
+        return None
     columns: ColumnsByTable = {
         table.name: frozenset(column.name.lower() for column in table.columns) for table in schema.tables
     }
     reads = {table: names for table, names in reads.items() if table in columns}
-    is_quoted = any(sign in sql for sign in QUOTES)
-    if is_quoted:
-        return None
     kinds = [
         list(_without_joins(sql, reads, columns)),
         list(_from_another_table(sql, reads, columns)),
@@ -63,7 +63,7 @@ def _without_joins(sql: str, reads: Reads, columns: ColumnsByTable) -> Iterator[
         return
     (kept,) = places
     for table in reads:
-        wrong, _ = _replaced(wrong, f"{table}.", "")
+        wrong, _ = _with_other_name(wrong, f"{table}.", "")
     all_names = [name for names in reads.values() for name in names]
     for table, names in reads.items():
         for name in names:
@@ -79,7 +79,7 @@ def _from_another_table(sql: str, reads: Reads, columns: ColumnsByTable) -> Iter
     for other, own_columns in columns.items():
         lacking = [name for name in names if name.lower() not in own_columns]
         if lacking:
-            wrong, n_places = _replaced(sql, table, other)
+            wrong, n_places = _with_other_name(sql, table, other)
             if n_places and table not in names:
                 yield Mistake(wrong, {other: names}, lacking[0], table)
 
@@ -91,7 +91,7 @@ def _behind_another_table(sql: str, reads: Reads, columns: ColumnsByTable) -> It
             for other in reads:
                 if name.lower() in columns[other]:
                     continue
-                wrong, n_places = _replaced(sql, f"{table}.{name}", f"{other}.{name}")
+                wrong, n_places = _with_other_name(sql, f"{table}.{name}", f"{other}.{name}")
                 if n_places:
                     moved = _renamed(reads, table, name, None)
                     moved[other].append(name)
@@ -106,12 +106,12 @@ def _with_the_name_of_its_table(sql: str, reads: Reads, columns: ColumnsByTable)
             longer = f"{table}_{name}"
             if longer.lower() in known_names or name in columns:
                 continue
-            wrong, n_places = _replaced(sql, name, longer)
+            wrong, n_places = _with_other_name(sql, name, longer)
             if n_places:
                 yield Mistake(wrong, _renamed(reads, table, name, longer), name, table)
 
 
-def _replaced(sql: str, name: str, other: str) -> tuple[str, int]:
+def _with_other_name(sql: str, name: str, other: str) -> tuple[str, int]:
     """The SQL with another name in place of one, and how often it stood there; texts in quotes keep it."""
     word = re.compile(rf"\b{re.escape(name)}\b")
     n_places = 0

@@ -175,13 +175,13 @@ def is_readable(sql: str, engine: str) -> bool:
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
     diagnose,
-    missing_names,
     first_table,
     functions,
     hardness,
     in_schema_words,
     is_readable,
     lookups,
+    missing_names,
     naming,
     prepared_items,
     proof_plan,
