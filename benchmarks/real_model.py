@@ -12,9 +12,10 @@ tokens that it computed a second, and their share of the machine's speed at plai
 answers are those of a trained model: an untrained one writes to the end of its budget. Each arm is a process of its
 own. On a machine that is busy with other work compare processor time.
 
-`--run` runs the recipe whole (variant laptop, or gpu with --device cuda) for each seed, evaluates more SFT at equal
-time beside it, compares the four models question by question, and writes the figures, curves, answers and tables as
-small files to --out. It resumes where it was stopped. `--doses` trains SFT on fewer demonstrations and compares.
+`--run` runs the recipe whole (variant laptop, or gpu with --device cuda) for each seed, and beside it more SFT at equal
+time: SFT goes on from its checkpoint for the processor time that GRPO took. It compares the four models question by
+question, and writes the figures, curves, answers and tables as small files to --out. It resumes where it was stopped.
+`--doses` trains SFT on fewer demonstrations and compares.
 
 Each puts its tables between its markers of docs/results/real_model.md.
 """
@@ -40,11 +41,13 @@ from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph, stage_making
 from pipelines.stages.context import Silent, checkpoint_of
+from pipelines.training.plan import TIMING
 
 QUESTIONS = 64  # of the evaluation's arms
 STEPS = 2  # measured optimiser steps of SFT
 WARM_UP = 1  # steps before them, which allocate
 TRL_MICRO_BATCH = 8  # rows of TRL's forward: more do not fit 16 GiB
+SFT_ALONE = "stages=[data, synthesize, filter, gold_schema, sft, evaluate, report]"
 ARMS = {
     "sft:trl": "SFT, TRL's SFTTrainer",
     "sft:ours": "SFT, sft.group_by=prefix",
@@ -53,7 +56,17 @@ ARMS = {
     "evaluation:shared": "evaluation, shared prefixes",
 }
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "real_model.md"
-SMALL_FILES = ("metrics.json", "curves.jsonl", "timing.jsonl", "summary.json", "records.jsonl", "manifest.json")
+TABLE = "### "  # begins the title of a comparison's table
+ON_PAGE = (  # a comparison's tables that stand on the page
+    "Execution accuracy",
+    "Behaviour and cost",
+    "Likeness to gold",
+    "Paired differences",
+    "By hardness",
+    "Wrong answers by error class",
+    "Clues to the errors",
+)
+SMALL_FILES = ("metrics.json", "curves.jsonl", TIMING, "summary.json", "records.jsonl", "manifest.json")
 
 
 def recipe_of(options: argparse.Namespace, *more: str) -> Recipe:
@@ -63,10 +76,20 @@ def recipe_of(options: argparse.Namespace, *more: str) -> Recipe:
     return recipes.load("smollm2", [*words, *more, *options.overrides])
 
 
-def made(recipe: Recipe, store: Store, until: str) -> dict[str, Path]:
-    """The folders of the stages up to one, by name; what the store lacks is made."""
-    steps = graph.plan(recipe, store, until)
-    return {step.name: stage_making.execute(step, recipe, store, Silent(), steps).folder for step in steps}
+def made(recipe: Recipe, store: Store, last: str) -> dict[str, Path]:
+    """The folders of a stage and of all that it needs, by name; what the store lacks is made."""
+    steps = graph.plan(recipe, store, last)
+    needs = {step.name: step.needs for step in steps}
+    wanted = {last}
+    for name in reversed(needs):  # a stage comes behind those that it needs
+        if name in wanted:
+            wanted.update(needs[name])
+    folders: dict[str, Path] = {}
+    for step in steps:
+        if step.name in wanted:
+            print(f"{step.name} {step.key}", flush=True)
+            folders[step.name] = stage_making.execute(step, recipe, store, Silent(), steps).folder
+    return folders
 
 
 # The arms of --speed: each prints one line of JSON.
@@ -235,10 +258,14 @@ def run(options: argparse.Namespace) -> None:
     store = Store(options.store)
     for seed in options.seeds:
         print(f"seed {seed}: SFT and GRPO", flush=True)
-        trained = made(recipe_of(options, f"seed={seed}"), store, "report")
+        recipe = recipe_of(options, f"seed={seed}")
+        trained = made(recipe, store, "report")
         keep(trained, options.out / f"seed{seed}")
-        print(f"seed {seed}: more SFT", flush=True)
-        more_sft = made(recipe_of(options, f"seed={seed}", "variant=more_sft"), store, "report")
+        share = cpu_seconds(trained["grpo"]) / cpu_seconds(trained["sft"])
+        epochs = round(recipe.sft.epochs * share, 2)
+        print(f"seed {seed}: more SFT, {epochs:g} passes in the processor time of GRPO", flush=True)
+        longer = [f"model.source={checkpoint_of(trained['sft'])}", f"sft.epochs={epochs:g}", SFT_ALONE]
+        more_sft = made(recipe_of(options, f"seed={seed}", *longer), store, "evaluate_sft")
         keep(more_sft, options.out / f"seed{seed}-more_sft")
         systems = {
             "before": trained["evaluate_model"],
@@ -249,13 +276,19 @@ def run(options: argparse.Namespace) -> None:
         print_section(f"seed {seed}", compare(systems, options.out / f"seed{seed}-tables"))
 
 
+def cpu_seconds(training: Path) -> float:
+    """The processor time of a training stage's steps."""
+    lines = (training / TIMING).read_text(encoding="utf-8").splitlines()
+    seconds: list[float] = [json.loads(line)["cpu_seconds"] for line in lines]
+    return sum(seconds)
+
+
 def doses(options: argparse.Namespace) -> None:
     """Train SFT on fewer demonstrations than the recipe does, and compare greedy answers."""
     store = Store(options.store)
-    stages = "stages=[data, synthesize, filter, gold_schema, sft, evaluate, report]"
     systems: dict[str, Path] = {}
     for dose in options.doses:
-        recipe = recipe_of(options, stages, f"filter.keep={dose}", "evaluation.samples=0", "evaluation.ks=[1]")
+        recipe = recipe_of(options, SFT_ALONE, f"filter.keep={dose}", "evaluation.samples=0", "evaluation.ks=[1]")
         print(f"SFT on {dose} demonstrations", flush=True)
         folders = made(recipe, store, "evaluate_sft")
         keep(folders, options.out / f"dose{dose}")
@@ -264,16 +297,18 @@ def doses(options: argparse.Namespace) -> None:
 
 
 def compare(systems: dict[str, Path], out: Path) -> str:
-    """The tables of a comparison of finished evaluations, as Markdown.
+    """The page's tables of a comparison of finished evaluations, as Markdown.
 
     Args:
         systems: the folder of each evaluation, by the name of its model.
-        out: a folder for the page and all tables.
+        out: a folder for the comparison's own page and all tables.
     """
     runs = [f"{name}={folder}" for name, folder in systems.items()]
     command = [sys.executable, "-m", "flows.cli", "compare", *runs, "--out", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return (out / "tables.md").read_text(encoding="utf-8")
+    tables = (out / "tables.md").read_text(encoding="utf-8").split(TABLE)
+    wanted = [table for table in tables if table.partition("\n")[0] in ON_PAGE]
+    return "".join(TABLE + table for table in wanted)
 
 
 def print_section(name: str, text: str) -> None:
