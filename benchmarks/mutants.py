@@ -861,6 +861,19 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "len(request.token_ids))\n        row.ids",
             ),
         ],
+        "rollout/decoding.py::Decoder._take": [
+            Fault("a wrong guess followed by others", "if turn is not None or not is_guessed:", "if turn is not None:"),
+            Fault("keys of a wrong guess kept", "row.cached = len(row.ids) - 1", "row.cached = part.span.end"),
+        ],
+        "rollout/decoding.py::Decoder._with_drafts": [
+            Fault("guesses past the budget", "row.guesses, left - 1)", "row.guesses)"),
+        ],
+        "rollout/decoding.py::Decoder._draw": [
+            Fault("one random number for all guesses", "range(first, first + part.n_drawn)", "[first] * part.n_drawn"),
+        ],
+        "rollout/drafts.py::continuation": [
+            Fault("the oldest place counts", "range(len(ids) - NGRAM - 1, -1, -1)", "range(len(ids) - NGRAM)"),
+        ],
         "rollout/decoding.py::Decoder._fill_free_slots": [
             Fault(
                 "one cached token copied",

@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipelines.core.errors import ResourceError
 from pipelines.protocols.blocks import StopStrings, truncate_at_stop
+from pipelines.rollout import drafts
 from pipelines.rollout.codec import ChatCodec, common_prefix
 from pipelines.rollout.policies.base import Completion, Request
 
@@ -363,6 +364,7 @@ class Recording:
 
 LEAST_PREFIX = 256  # tokens: a shorter prefix of another prompt is computed about as fast as it is copied
 STEP_TOKENS = 4096  # most tokens of one forward pass: long prompts are prefilled over several steps
+DRAFT_TOKENS = 32  # on a CPU, tokens of a forward pass up to which further ones cost little, and guesses pay
 MAX_DEFERRED_STEPS = 16  # on a GPU, steps for which several new tokens of a conversation wait for those of others
 SEEDS = 2**64
 
@@ -377,10 +379,28 @@ class _Conversation:
     cached: int = 0  # how many of them have keys and values.
     # Log-probabilities of the ids that the turn has drawn.
     logprobs: list[float] = dataclasses.field(default_factory=list)
+    guesses: int = drafts.FIRST_GUESSES  # how many tokens to guess at once.
 
-    def has_seen(self, span: Span) -> bool:
-        """Whether a span ends its context, so that the next token can be drawn."""
-        return span.end == len(self.ids)
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """What a forward pass computes of one conversation."""
+
+    row: _Conversation
+    span: Span
+    draft: tuple[int, ...] = ()  # guessed tokens behind its context, at the end of the span.
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of the span."""
+        return [*self.row.ids, *self.draft][self.span.start : self.span.end]
+
+    @property
+    def n_drawn(self) -> int:
+        """The number of positions at which a token is drawn: those that end its context, with and without guesses."""
+        if self.span.end < len(self.row.ids):
+            return 0
+        return 1 + len(self.draft)
 
 
 class Decoder:
@@ -451,21 +471,22 @@ class Decoder:
         turns that ended, with their sessions.
         """
         self._fill_free_slots()
-        batch = self._next_batch(self._rows_to_compute())
-        drawing, logits = self._predict(batch)
+        parts = self._next_batch(self._rows_to_compute())
+        if self._drafts_pay():
+            parts = self._with_drafts(parts)
+        logits = self._predict(parts)
+        drawing = [part for part in parts if part.n_drawn]
         if not drawing:
             return []
-        requests = [row.request for row in drawing]
-        positions = [len(row.ids) for row in drawing]
-        drawn, logprobs = self._draw(requests, positions, logits)
+        drawn, logprobs = self._draw(drawing, logits)
+        tokens = list(zip(drawn.tolist(), logprobs.tolist(), strict=True))
         finished = []
-        for row, token, logprob in zip(drawing, drawn.tolist(), logprobs.tolist(), strict=True):
-            row.ids.append(token)
-            row.logprobs.append(logprob)
-            turn = self._ended_turn(row)
+        for part in drawing:
+            own, tokens = tokens[: part.n_drawn], tokens[part.n_drawn :]
+            turn = self._take(part, own)
             if turn is not None:
-                row.generating = False
-                finished.append((row.request.session, turn))
+                part.row.generating = False
+                finished.append((part.row.request.session, turn))
         return finished
 
     def _fill_free_slots(self) -> None:
@@ -499,19 +520,19 @@ class Decoder:
             ready.append(row)
         return ready
 
-    def _next_batch(self, rows: Sequence[_Conversation]) -> list[tuple[_Conversation, Span]]:
+    def _next_batch(self, rows: Sequence[_Conversation]) -> list[_Part]:
         """The conversations of a step with the tokens that it computes, at most `STEP_TOKENS` in all.
 
         Those that lack one token come first. On a GPU a pass of single tokens is recorded, and another pass takes as
         long as several recorded ones: conversations that lack more tokens are deferred until others join them.
         """
-        batch = []
+        batch: list[_Part] = []
         others = []
         waiting = 0  # tokens of the others
         for row in rows:
             missing = len(row.ids) - row.cached
             if missing == 1:
-                batch.append((row, Span(row.slot, row.cached, len(row.ids))))
+                batch.append(_Part(row, Span(row.slot, row.cached, len(row.ids))))
             else:
                 others.append(row)
                 waiting += missing
@@ -525,18 +546,53 @@ class Decoder:
             room = STEP_TOKENS - tokens
             if room > 1:
                 end = min(len(row.ids), row.cached + room)
-                batch.append((row, Span(row.slot, row.cached, end)))
+                batch.append(_Part(row, Span(row.slot, row.cached, end)))
                 tokens += end - row.cached
         return batch
 
-    def _draw(self, requests: Sequence[Request], positions: Sequence[int], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Each of R conversations' next token and its log-probability, (R,) each.
+    def _drafts_pay(self) -> bool:
+        """Whether a pass of few tokens takes about as long as one of a single token, and its last bits are nobody's.
+
+        In float32 a pass of another shape would change the last bits of the figures that the pages print.
+        """
+        stored = next(iter(self._slots.layers.values()), None)
+        return stored is not None and suits_products(stored[0])
+
+    def _with_drafts(self, parts: Sequence[_Part]) -> list[_Part]:
+        """The parts of a step, with guesses behind those that lack one token, where the pass has room for them."""
+        n_tokens = sum(part.span.end - part.span.start for part in parts)
+        share = (DRAFT_TOKENS - n_tokens) // max(len(parts), 1)  # guesses of each conversation
+        single: list[_Part] = []
+        longer: list[_Part] = []
+        for part in parts:
+            row, span = part.row, part.span
+            left = row.request.max_tokens - (len(row.ids) - len(row.request.token_ids))
+            most = min(share, row.guesses, left - 1)
+            guessed: list[int] = []
+            if most > 0 and span.end - span.start == 1:
+                guessed = drafts.continuation(row.ids, most)
+            if guessed:
+                longer.append(_Part(row, Span(span.slot, span.start, span.end + len(guessed)), tuple(guessed)))
+            elif span.end - span.start == 1:
+                single.append(part)
+            else:
+                longer.append(part)
+        return single + longer
+
+    def _draw(self, parts: Sequence[_Part], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """A token and its log-probability at each of R positions, (R,) each, whether the guesses before it are right.
 
         Args:
-            positions: the next token's position in each conversation.
+            parts: what was computed, each with at least one position.
             logits: (R, V).
         """
         device = self._model.device
+        requests: list[Request] = []
+        positions: list[int] = []
+        for part in parts:
+            requests += [part.row.request] * part.n_drawn
+            first = len(part.row.ids)
+            positions += range(first, first + part.n_drawn)
         seeds = np.array([request.seed % SEEDS for request in requests], dtype=np.uint64)
         uniform = uniforms(seeds, np.array(positions, dtype=np.uint64))
         temperatures = [request.sampling.temperature for request in requests]
@@ -547,6 +603,28 @@ class Decoder:
             top_p=torch.tensor(top_ps, device=device),
             uniform=torch.from_numpy(uniform).to(device),
         )
+
+    def _take(self, part: _Part, drawn: Sequence[tuple[int, float]]) -> Completion | None:
+        """Add the drawn tokens to a conversation, up to the first that was not guessed; the turn, if it has ended.
+
+        Args:
+            drawn: a token and its log-probability for each guess and for what follows the last of them.
+        """
+        row = part.row
+        turn = None
+        n_right = 0
+        for token, logprob in drawn:
+            row.ids.append(token)
+            row.logprobs.append(logprob)
+            turn = self._ended_turn(row)
+            is_guessed = part.draft[n_right : n_right + 1] == (token,)
+            if turn is not None or not is_guessed:
+                break
+            n_right += 1
+        row.cached = len(row.ids) - 1
+        if part.draft:
+            row.guesses = drafts.next_length(len(part.draft), n_right)
+        return turn
 
     def _ended_turn(self, row: _Conversation) -> Completion | None:
         """The turn, if it has ended: by an end-of-turn token, a stop string or its budget."""
@@ -594,26 +672,24 @@ class Decoder:
             row.cached = ready
         return False
 
-    def _predict(self, batch: Sequence[tuple[_Conversation, Span]]) -> tuple[list[_Conversation], Tensor]:
-        """One forward pass: the R conversations that have seen all their ids afterwards, and what follows, (R, V)."""
-        spans = [span for _, span in batch]
-        for row, span in batch:
-            row.cached = span.end
-        drawing = [row for row, span in batch if row.has_seen(span)]
-        last_span = spans[-1]  # the span with the most tokens, for spans of one come first
+    def _predict(self, parts: Sequence[_Part]) -> Tensor:
+        """One forward pass: (R, V) what follows the positions at which tokens are drawn, part by part."""
+        spans = [part.span for part in parts]
+        for part in parts:
+            part.row.cached = min(part.span.end, len(part.row.ids))
+        last_span = spans[-1]  # on a GPU the span with the most tokens, for spans of one come first
         if self._model.device.type == "cuda" and last_span.end - last_span.start == 1:
             recording = self._recording(spans)
-            tokens = [(row.ids[-1], span) for row, span in batch]
-            return drawing, recording.replay(tokens)
+            tokens = [(part.row.ids[-1], part.span) for part in parts]
+            return recording.replay(tokens)
         ids: list[int] = []
-        keep = []  # positions in the flat batch of the last tokens of conversations that draw
-        for row, span in batch:
-            ids += row.ids[span.start : span.end]
-            if row.has_seen(span):
-                keep.append(len(ids) - 1)
+        keep: list[int] = []  # positions in the flat batch behind which tokens are drawn
+        for part in parts:
+            ids += part.tokens
+            keep += range(len(ids) - part.n_drawn, len(ids))
         index = functools.partial(torch.tensor, dtype=torch.long, device=self._model.device)
         positions = self._slots.plan(spans)
-        return drawing, self._forward(index(ids), positions, index(keep))
+        return self._forward(index(ids), positions, index(keep))
 
     def _recording(self, spans: Sequence[Span]) -> Recording:
         """The recorded step over as many keys as spans of one token read."""

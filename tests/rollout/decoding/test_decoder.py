@@ -8,6 +8,7 @@ from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Sampling
 from pipelines.rollout import decoding
 from pipelines.rollout.decoding import Decoder, attend_by_products, slot_attention
+from pipelines.rollout.drafts import continuation
 from pipelines.rollout.policies.base import Request
 
 ANY = Example("q", "?", Database("d", "sqlite", ""), "")
@@ -218,13 +219,13 @@ def test_a_retried_turn_forgets_what_was_drawn(model, codec):
     assert first.token_ids == again.token_ids == said(Decoder(model, codec, 1), model, "0", context).token_ids
 
 
-def forced(model, ids):
-    """Make the model say `ids` one after the other: position p predicts ids[p - 4]."""
+def forced(model, ids, logit=100.0):
+    """Make the model say `ids` one after the other: position p predicts ids[p - 3], whose logit is this, others' 0."""
     said = torch.tensor([0, 0, 0, *ids, *[0] * 64])
 
     def hook(module, args, kwargs, output):
         positions = kwargs["position_ids"][0][kwargs["logits_to_keep"]]
-        output.logits = torch.nn.functional.one_hot(said[positions], module.config.vocab_size)[None] * 100.0
+        output.logits = torch.nn.functional.one_hot(said[positions], module.config.vocab_size)[None] * logit
         return output
 
     model.register_forward_hook(hook, with_kwargs=True)
@@ -255,6 +256,76 @@ def test_the_model_is_left_as_it_was(model, codec):
     assert model.config._attn_implementation == "sdpa"
     model(torch.tensor([prompt(0, 9)]), labels=torch.tensor([prompt(0, 9)])).loss.backward()
     assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
+
+
+TEMPERATURES = {"0": 0.0, "1": 0.0, "2": 0.8, "3": 0.8}  # of conversations
+
+
+@pytest.fixture
+def drafting(monkeypatch):
+    """Guesses also in float32, where the same tokens are drawn whatever the shape of a pass."""
+    monkeypatch.setattr(decoding, "suits_products", lambda tensor: True)
+
+
+def test_guesses_change_no_token(model, codec, counted, drafting, monkeypatch):
+    """Of greedy and of sampled conversations with prompts that repeat, over two turns."""
+    said_by = {}
+    passes = {}  # the tokens of each
+    for most in (0, 32):
+        monkeypatch.setattr(decoding, "DRAFT_TOKENS", most)
+        counted.clear()
+        decoder = Decoder(model, codec, 4)
+        contexts = {str(i): prompt(i, 10) * (1 + i) for i in range(4)}
+        done = []
+        for turn in range(2):
+            for session, context in contexts.items():
+                temperature = TEMPERATURES[session]
+                decoder.begin(request(session, context, turn, temperature=temperature, max_tokens=40))
+            for session, completion in run(decoder, model).items():
+                done.append((session, completion.text, completion.token_ids, completion.finish))
+                plain = plain_logprobs(model, contexts[session], completion.token_ids, TEMPERATURES[session] or 1.0)
+                assert_close(completion.logprobs, plain)
+                contexts[session] = [*contexts[session], *completion.token_ids, *prompt(turn + 7, 5)]
+        said_by[most] = sorted(done)
+        passes[most] = list(counted)
+    assert said_by[0] == said_by[32]
+    assert passes[32] != passes[0]  # there were guesses
+
+
+def test_a_loop_is_guessed_in_ever_longer_pieces(model, codec, counted, drafting):
+    """Of 7 8 7 8 ... 4, 8, 16 and 24 tokens, each checked with the token before them, and none past the budget."""
+    forced(model, [7, 8] * 40)
+    done = said(Decoder(model, codec, 1), model, "0", [7, 8, 7, 8], max_tokens=60)
+    assert done.token_ids == (7, 8) * 30
+    assert counted == [4, 1 + 4, 1 + 8, 1 + 16, 1 + 24, 1 + 2]
+
+
+def test_each_guess_is_drawn_at_its_own_position(model, codec, drafting, monkeypatch):
+    """Of a loop whose tokens have a probability of 0.77: guesses are right and wrong by turns."""
+    forced(model, [7, 8] * 40, logit=7.0)
+    said_by = {}
+    for most in (0, 32):
+        monkeypatch.setattr(decoding, "DRAFT_TOKENS", most)
+        done = said(Decoder(model, codec, 1), model, "1", [7, 8, 7, 8], max_tokens=60)
+        said_by[most] = done.token_ids, done.logprobs
+    assert said_by[0] == said_by[32]
+
+
+def test_a_wrong_guess_costs_one_pass(model, codec, counted, drafting):
+    """Behind 50 51 52 the prompt has 54 and the model says 53: four tokens are guessed, and none is taken."""
+    ids = [50, 51, 52, 53, 60, 61, 62, 63]
+    forced(model, ids)
+    done = said(Decoder(model, codec, 1), model, "0", [50, 51, 52, 54], max_tokens=8)
+    assert done.token_ids == tuple(ids)
+    assert counted == [4, 1, 1, 1 + 4, 1, 1, 1, 1]
+
+
+def test_what_follows_a_repetition():
+    """The newest place of 1 2 3 counts; a continuation that reaches the end goes on in itself."""
+    assert continuation([1, 2, 3, 8, 1, 2, 3, 9, 1, 2, 3], 2) == [9, 1]
+    assert continuation([7, 8, 7, 8, 7], 5) == [8, 7, 8, 7, 8]
+    assert continuation([1, 2, 3, 4], 3) == []
+    assert continuation([1, 2], 3) == []
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
