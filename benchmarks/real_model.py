@@ -1,16 +1,17 @@
 """What a real open-weight model costs and learns: SmolLM2-135M on Spider, with the recipe `smollm2`.
 
-    python benchmarks/real_model.py --speed --data SPIDER --model FILE_OR_FOLDER [--checkpoint TRAINED]
+    python benchmarks/real_model.py --speed sft evaluation --data SPIDER --model FILE_OR_FOLDER [--checkpoint TRAINED]
     python benchmarks/real_model.py --run --data SPIDER --model FILE_OR_FOLDER [--device cuda] [--seeds 0 1 2]
     python benchmarks/real_model.py --run ... sft.epochs=0.01 grpo.steps=2 data.test.0.count=4     # tries the script
     python benchmarks/real_model.py --doses 250 1000 --data SPIDER --model FILE_OR_FOLDER
 
-`--speed` prints, for the same rows in the same precision, the samples a second of SFT by TRL's own SFTTrainer and by
-ours, then the seconds of a greedy answer with each prompt computed whole, in float32 and in the recipe's precision, and
-with shared prefixes: by wall clock and by processor time, with the most memory that each process held; of ours also the
-tokens that it computed a second, and their share of the machine's speed at plain matrix products. With --checkpoint the
-answers are those of a trained model: an untrained one writes to the end of its budget. Each arm is a process of its
-own. On a machine that is busy with other work compare processor time.
+`--speed sft` prints the samples a second of SFT by TRL's own SFTTrainer and by ours, for the same rows in the same
+precision, and of ours the tokens that it computed a second, and their share of the machine's speed at plain matrix
+products. `--speed evaluation` prints the seconds of a greedy answer with each prompt computed whole and a token a pass,
+in float32 and in the recipe's precision, and as an evaluation decodes: with shared prefixes and guessed tokens. Both by
+wall clock and by processor time, with the most memory that each process held. With --checkpoint a trained model
+answers: an untrained one writes to the end of its budget. Each arm is a process of its own. On a machine that is busy
+with other work compare processor time.
 
 `--run` runs the recipe whole (variant laptop, or gpu with --device cuda) for each seed, and beside it more SFT at equal
 time: SFT goes on from its checkpoint for the processor time that GRPO took. It compares the four models question by
@@ -48,13 +49,15 @@ STEPS = 2  # measured optimiser steps of SFT
 WARM_UP = 1  # steps before them, which allocate
 TRL_MICRO_BATCH = 8  # rows of TRL's forward: more do not fit 16 GiB
 SFT_ALONE = "stages=[data, synthesize, filter, gold_schema, sft, evaluate, report]"
-ARMS = {
-    "sft:trl": "SFT, TRL's SFTTrainer",
-    "sft:ours": "SFT, sft.group_by=prefix",
-    "evaluation:float32": "evaluation, each prompt whole, float32",
-    "evaluation:whole": "evaluation, each prompt whole",
-    "evaluation:shared": "evaluation, shared prefixes",
+ARMS = {  # of each part of --speed; the last is ours, and the others are compared with it
+    "sft": {"trl": "SFT, TRL's SFTTrainer", "ours": "SFT, sft.group_by=prefix"},
+    "evaluation": {
+        "float32": "each prompt whole, a token a pass, float32",
+        "whole": "the same in bfloat16",
+        "ours": "shared prefixes, guessed tokens",
+    },
 }
+RATES = {"rows_per_s", "rows_per_cpu_s"}  # figures of which more is better
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "real_model.md"
 TABLE = "### "  # begins the title of a comparison's table
 ON_PAGE = (  # a comparison's tables that stand on the page
@@ -172,12 +175,12 @@ def trl_trainer(ours: Any, plan: Any, count: int) -> Any:
 
 
 def evaluation_arm(recipe: Recipe, checkpoint: str, test: Path, arm: str, questions: int) -> dict[str, float]:
-    """Seconds of greedy answers to the first held-out questions, with and without shared prefixes.
+    """Seconds of greedy answers to the first held-out questions, as an evaluation decodes and without its savings.
 
     Args:
         checkpoint: the folder of the weights that answer.
         test: the folder of the stage of the questions.
-        arm: float32, whole or shared.
+        arm: float32, whole or ours.
     """
     from pipelines.databases.of_recipe import schemas, sql_engine
     from pipelines.protocols.base import build_protocol
@@ -187,8 +190,9 @@ def evaluation_arm(recipe: Recipe, checkpoint: str, test: Path, arm: str, questi
     from pipelines.rollout.policies.factories import policy
     from pipelines.stages.context import examples
 
-    if arm != "shared":
+    if arm != "ours":
         decoding.LEAST_PREFIX = 1 << 30
+        decoding.DRAFT_TOKENS = 0
     if arm == "float32":
         model = recipe.model.model_copy(update={"compute_dtype": "float32"})
         recipe = recipe.model_copy(update={"model": model})
@@ -204,35 +208,41 @@ def evaluation_arm(recipe: Recipe, checkpoint: str, test: Path, arm: str, questi
     return {"s_per_question": seconds / len(asked), "cpu_s_per_question": cpu_seconds / len(asked)}
 
 
-def speed(options: argparse.Namespace) -> None:
-    """Run each arm in a process of its own, and print them in one table."""
+def speed(options: argparse.Namespace, part: str) -> None:
+    """Run each arm of a part in a process of its own, and print them in one table.
+
+    Args:
+        part: sft or evaluation.
+    """
     recipe = recipe_of(options)
-    folders = made(recipe, Store(options.store), "model")
-    folders |= made(recipe, Store(options.store), "test")
+    made(recipe, Store(options.store), "model")
+    made(recipe, Store(options.store), "test")
     figures: dict[str, dict[str, float]] = {}
-    for arm in ARMS:
-        command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
+    for arm in ARMS[part]:
+        command = [sys.executable, __file__, *sys.argv[1:], "--arm", f"{part}:{arm}"]
         printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         figures[arm] = json.loads(printed.splitlines()[-1])
-    figure_names = list(dict.fromkeys(name for values in figures.values() for name in values))
-    lines = [f"| arm | {' | '.join(figure_names)} |", f"|:---|{'---:|' * len(figure_names)}"]
-    for arm, title in ARMS.items():
-        cells = [f"{figures[arm][name]:.3g}" if name in figures[arm] else "" for name in figure_names]
+    ours = figures["ours"]
+    lines = [f"| | {' | '.join(ours)} |", f"|:---|{'---:|' * len(ours)}"]
+    for arm, title in ARMS[part].items():
+        cells = [f"{figures[arm][name]:.3g}" if name in figures[arm] else "" for name in ours]
         lines.append(f"| {title} | {' | '.join(cells)} |")
-    ratios = []
-    for clock, rows, seconds in (
-        ("wall clock", "rows_per_s", "s_per_question"),
-        ("processor time", "rows_per_cpu_s", "cpu_s_per_question"),
-    ):
-        sft_ratio = figures["sft:ours"][rows] / figures["sft:trl"][rows]
-        shared_s = figures["evaluation:shared"][seconds]
-        by_sharing = figures["evaluation:whole"][seconds] / shared_s
-        in_all = figures["evaluation:float32"][seconds] / shared_s
-        ratios.append(
-            f"By {clock}: SFT {sft_ratio:.2f} times TRL's; an evaluation {by_sharing:.2f} times faster by sharing, and"
-            f" {in_all:.2f} times in all."
-        )
-    print_section("speed", "\n".join([*lines, "", *ratios]))
+    lines.append("")
+    by_clock, by_processor = list(ours)[:2]
+    for arm, others in figures.items():
+        if arm != "ours":
+            ratio = times_faster(ours, others, by_clock)
+            cpu_ratio = times_faster(ours, others, by_processor)
+            title = ARMS[part][arm]
+            lines.append(f"{ratio:.2f} times faster than {title}, by processor time {cpu_ratio:.2f} times.")
+    print_section(f"speed {part}", "\n".join(lines))
+
+
+def times_faster(ours: dict[str, float], others: dict[str, float], figure: str) -> float:
+    """How many times faster our arm is than another one, by a rate or by seconds."""
+    if figure in RATES:
+        return ours[figure] / others[figure]
+    return others[figure] / ours[figure]
 
 
 def one_arm(options: argparse.Namespace) -> None:
@@ -329,10 +339,10 @@ def keep(folders: dict[str, Path], out: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the speed, or run the recipe."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--speed", action="store_true", help="measure SFT and evaluation against TRL and whole prompts")
+    parser.add_argument("--speed", nargs="+", choices=list(ARMS), help="measure SFT against TRL, and an evaluation")
     parser.add_argument("--run", action="store_true", help="run the recipe for each seed")
     parser.add_argument("--doses", type=int, nargs="+", metavar="N", help="train SFT on N demonstrations, and compare")
-    parser.add_argument("--arm", choices=list(ARMS), help=argparse.SUPPRESS)
+    parser.add_argument("--arm", help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, required=True, help="Spider's folder")
     parser.add_argument("--model", required=True, help="a GGUF file, a folder or a hub name")
     parser.add_argument("--checkpoint", help="a trained model, which the evaluation's arms ask")
@@ -346,7 +356,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.arm:
         one_arm(options)
     elif options.speed:
-        speed(options)
+        for part in options.speed:
+            speed(options, part)
     elif options.run:
         run(options)
     elif options.doses:
