@@ -26,6 +26,7 @@ from pipelines.rollout.policies.base import Completion, Request
 ATTENTION = "sqltrain_slots"  # the name under which a model finds `attend`
 GROWTH = 256  # positions: the store's capacity is a multiple
 STRIDE = 32  # positions: an attention reads a multiple, so that few shapes occur
+GATHERED = 3  # what a key costs that is copied to be read, in keys read in place
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,14 +96,52 @@ class Slots:
         return self.position
 
     def _add_single(self, spans: Sequence[Span], order: list[int]) -> int:
-        """Add the group of conversations with one new token, which are read in place; its number of tokens.
+        """Add the conversations with one new token each; their number of tokens, padding included.
+
+        They are read in place, all of them over as many keys as the longest has; where few are much longer than the
+        others, those few are a group of their own.
+        """
+        members = list(enumerate(spans))
+        n_longest = self._number_apart([span.end for span in spans])
+        members.sort(key=lambda member: -member[1].end)
+        longest, others = members[:n_longest], members[n_longest:]
+        base = self._add_in_place(others, order)
+        if longest:
+            base = self._add_padded(longest, order, base)
+        return base
+
+    def _number_apart(self, ends: Sequence[int]) -> int:
+        """How many of the longest conversations are attended by themselves, so that the fewest keys are read.
+
+        None in float32, where another number of keys would change the last bits of the figures that pages print.
+        """
+        if not self.suits_products():
+            return 0
+        by_length = sorted(ends, reverse=True)
+        costs = []
+        for n_apart in range(len(by_length)):
+            in_place = len(by_length) * by_length[n_apart]
+            apart = GATHERED * n_apart * by_length[0]
+            costs.append(in_place + apart)
+        return costs.index(min(costs))
+
+    def suits_products(self) -> bool:
+        """Whether keys and values are held as `suits_products` says; False before the first forward pass."""
+        stored = next(iter(self.layers.values()), None)
+        return stored is not None and suits_products(stored[0])
+
+    def _add_in_place(self, members: Sequence[tuple[int, Span]], order: list[int]) -> int:
+        """Add the group of conversations with one new token that are read in place; its number of tokens.
 
         Results of slots between them that do not decode are dropped.
+
+        Args:
+            members: (index in the flat batch of its token, span) of each.
         """
-        count = max(span.slot for span in spans) + 1
+        count = max(span.slot for _, span in members) + 1
         ends = [1] * count
         take = [0] * count
-        for index, span in enumerate(spans):
+        for index, span in members:
             ends[span.slot] = span.end
             take[span.slot] = index
             order[index] = span.slot
@@ -472,7 +511,7 @@ class Decoder:
         """
         self._fill_free_slots()
         parts = self._next_batch(self._rows_to_compute())
-        if self._drafts_pay():
+        if self._slots.suits_products():
             parts = self._with_drafts(parts)
         logits = self._predict(parts)
         drawing = [part for part in parts if part.n_drawn]
@@ -550,16 +589,12 @@ class Decoder:
                 tokens += end - row.cached
         return batch
 
-    def _drafts_pay(self) -> bool:
-        """Whether a pass of few tokens takes about as long as one of a single token, and its last bits are nobody's.
-
-        In float32 a pass of another shape would change the last bits of the figures that the pages print.
-        """
-        stored = next(iter(self._slots.layers.values()), None)
-        return stored is not None and suits_products(stored[0])
-
     def _with_drafts(self, parts: Sequence[_Part]) -> list[_Part]:
-        """The parts of a step, with guesses behind those that lack one token, where the pass has room for them."""
+        """The parts of a step, with guesses behind those that lack one token, where the pass has room for them.
+
+        For a model whose passes of few tokens take about as long as one of a single token. In float32 a pass of another
+        shape would change the last bits of the figures that pages print.
+        """
         n_tokens = sum(part.span.end - part.span.start for part in parts)
         share = (DRAFT_TOKENS - n_tokens) // max(len(parts), 1)  # guesses of each conversation
         single: list[_Part] = []

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Sampling
 from pipelines.rollout import decoding
-from pipelines.rollout.decoding import Decoder, attend_by_products, slot_attention
+from pipelines.rollout.decoding import Decoder, Slots, attend_by_products, slot_attention
 from pipelines.rollout.drafts import continuation
 from pipelines.rollout.policies.base import Request
 
@@ -318,6 +318,43 @@ def test_a_wrong_guess_costs_one_pass(model, codec, counted, drafting):
     done = said(Decoder(model, codec, 1), model, "0", [50, 51, 52, 54], max_tokens=8)
     assert done.token_ids == tuple(ids)
     assert counted == [4, 1, 1, 1 + 4, 1, 1, 1, 1]
+
+
+def test_a_long_conversation_does_not_lengthen_the_others(model, codec, drafting, monkeypatch):
+    """Three of 10 to 12 tokens beside one of 300 in the third of four slots."""
+    monkeypatch.setattr(decoding, "DRAFT_TOKENS", 0)
+    read = []
+    attend = decoding.attend_by_products
+
+    def counting(queries, keys, values, mask, scaling):
+        read.append(tuple(keys.shape[:3:2]))
+        return attend(queries, keys, values, mask, scaling)
+
+    monkeypatch.setattr(decoding, "attend_by_products", counting)
+    decoder = Decoder(model, codec, 4)
+    contexts = {"0": prompt(0, 10), "1": prompt(1, 11), "2": prompt(2, 300), "3": prompt(3, 12)}
+    for session, context in contexts.items():
+        decoder.begin(request(session, context, max_tokens=3))
+    for session, completion in run(decoder, model).items():
+        assert_close(completion.logprobs, plain_logprobs(model, contexts[session], completion.token_ids))
+    assert set(read) == {(4, 32), (1, 320)}  # rows and keys: slots 0 to 3 in place, and the long one's copy
+
+
+@pytest.mark.parametrize(
+    ("ends", "apart"),
+    [
+        ([400] * 31 + [2000], 1),  # 32 x 400 + 3 x 2000 for 32 x 2000 keys
+        ([1000] * 4 + [400] * 28, 4),  # 32 x 400 + 3 x 4 x 1000 = 24,800 for 32,000
+        ([400] * 25 + [1000] * 7, 0),  # 32 x 400 + 3 x 7 x 1000 = 33,800 for 32,000
+        ([500] * 8, 0),
+    ],
+)
+def test_how_many_conversations_are_read_apart(ends, apart, monkeypatch):
+    monkeypatch.setattr(Slots, "suits_products", lambda self: True)
+    slots = Slots(32, torch.device("cpu"))
+    assert slots._number_apart(ends) == apart
+    monkeypatch.setattr(Slots, "suits_products", lambda self: False)
+    assert slots._number_apart(ends) == 0
 
 
 def test_what_follows_a_repetition():
