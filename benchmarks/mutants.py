@@ -881,6 +881,10 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "self._slots.copy(row.slot, target, 1)",
             ),
         ],
+        "rollout/decoding.py::Slots._number_apart": [
+            Fault("a copied key costs no more", "GATHERED * n_apart * by_length[0]", "n_apart * by_length[0]"),
+            Fault("the longest counts among the others", "* by_length[n_apart]", "* by_length[0]"),
+        ],
         "rollout/decoding.py::Slots._add_padded": [
             Fault(
                 "a token that does not see itself",
