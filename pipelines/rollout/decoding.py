@@ -29,6 +29,13 @@ STRIDE = 32  # positions: an attention reads a multiple, so that few shapes occu
 GATHERED = 3  # what a key costs that is copied to be read, in keys read in place
 
 
+@dataclasses.dataclass(eq=False, slots=True)
+class Prefix:
+    """Tokens that several conversations begin with; each of them holds their keys and values."""
+
+    length: int
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
     """New tokens of one conversation, which is kept in slot `slot`: positions `start` to `end` - 1."""
@@ -36,6 +43,7 @@ class Span:
     slot: int
     start: int
     end: int
+    prefix: Prefix | None = None  # what it begins with like others, if they were copied from each other.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +52,8 @@ class _Group:
 
     rows: Tensor | None  # (E,) their slots; None for slots 0 to E - 1, which are read in place.
     take: Tensor | None  # (E * C,) where each token is in the flat batch; None for its first E tokens.
-    mask: Tensor  # (E, 1, C, K) bool: which keys each token sees.
+    mask: Tensor  # (E, 1, C, K) bool: which keys each token sees, behind the common prefix if there is one.
+    prefix: tuple[int, int] | None = None  # a slot that holds a prefix that all begin with, and its length.
 
 
 class Slots:
@@ -98,31 +107,46 @@ class Slots:
     def _add_single(self, spans: Sequence[Span], order: list[int]) -> int:
         """Add the conversations with one new token each; their number of tokens, padding included.
 
-        They are read in place, all of them over as many keys as the longest has; where few are much longer than the
-        others, those few are a group of their own.
+        They are read in place, all of them over as many keys as the longest has, unless fewer keys are read otherwise:
+        conversations with a common prefix read it once, and few that are much longer than the others are a group of
+        their own. Not in float32, where another order of sums would change the last bits of the figures that pages
+        print.
         """
-        members = list(enumerate(spans))
-        n_longest = self._number_apart([span.end for span in spans])
-        members.sort(key=lambda member: -member[1].end)
-        longest, others = members[:n_longest], members[n_longest:]
-        base = self._add_in_place(others, order)
-        if longest:
-            base = self._add_padded(longest, order, base)
+        rest = list(enumerate(spans))
+        if not self.suits_products():
+            return self._add_in_place(rest, order)
+        base = 0
+        by_prefix: dict[Prefix, list[tuple[int, Span]]] = defaultdict(list)
+        for index, span in rest:
+            if span.prefix is not None:
+                by_prefix[span.prefix].append((index, span))
+        for prefix, members in by_prefix.items():
+            longest = max(span.end for _, span in members)
+            apart = prefix.length + GATHERED * len(members) * (longest - prefix.length)
+            if apart < len(members) * longest:
+                base = self._add_with_prefix(prefix, members, order, base)
+                rest = [member for member in rest if member not in members]
+        rest.sort(key=lambda member: -member[1].end)
+        n_apart = self._number_apart([span for _, span in rest])
+        if n_apart:
+            base = self._add_padded(rest[:n_apart], order, base)
+        if len(rest) > n_apart:
+            base = self._add_in_place(rest[n_apart:], order, base)
         return base
 
-    def _number_apart(self, ends: Sequence[int]) -> int:
+    def _number_apart(self, spans: Sequence[Span]) -> int:
         """How many of the longest conversations are attended by themselves, so that the fewest keys are read.
 
-        None in float32, where another number of keys would change the last bits of the figures that pages print.
+        Args:
+            spans: of one token each, the longest conversation first.
         """
-        if not self.suits_products():
-            return 0
-        by_length = sorted(ends, reverse=True)
+        n_slots = max((span.slot + 1 for span in spans), default=0)
         costs = []
-        for n_apart in range(len(by_length)):
-            in_place = len(by_length) * by_length[n_apart]
-            apart = GATHERED * n_apart * by_length[0]
+        for n_apart, span in enumerate(spans):
+            in_place = n_slots * span.end
+            apart = GATHERED * n_apart * spans[0].end
             costs.append(in_place + apart)
+        costs.append(GATHERED * len(spans) * spans[0].end if spans else 0)
         return costs.index(min(costs))
 
     def suits_products(self) -> bool:
@@ -130,13 +154,14 @@ class Slots:
         stored = next(iter(self.layers.values()), None)
         return stored is not None and suits_products(stored[0])
 
-    def _add_in_place(self, members: Sequence[tuple[int, Span]], order: list[int]) -> int:
-        """Add the group of conversations with one new token that are read in place; its number of tokens.
+    def _add_in_place(self, members: Sequence[tuple[int, Span]], order: list[int], base: int = 0) -> int:
+        """Add the group of conversations with one new token that are read in place.
 
         Results of slots between them that do not decode are dropped.
 
         Args:
             members: (index in the flat batch of its token, span) of each.
+            base: tokens of the groups so far; the number with this one is returned.
         """
         count = max(span.slot for _, span in members) + 1
         ends = [1] * count
@@ -144,14 +169,30 @@ class Slots:
         for index, span in members:
             ends[span.slot] = span.end
             take[span.slot] = index
-            order[index] = span.slot
+            order[index] = base + span.slot
         n_keys = math.ceil(max(ends) / STRIDE) * STRIDE
         keys = torch.arange(n_keys, device=self.device)
         seen = keys < self._index(ends)[:, None]  # (E, K)
         is_in_order = take == list(range(count))
         taken = None if is_in_order else self._index(take)
         self.groups.append(_Group(None, taken, seen[:, None, None]))
-        return count
+        return base + count
+
+    def _add_with_prefix(self, prefix: Prefix, members: Sequence[tuple[int, Span]], order: list[int], base: int) -> int:
+        """Add a group of conversations with one new token that begin alike; arguments as of `_add_in_place`."""
+        take: list[int] = []
+        own_ends: list[int] = []  # where each ends behind the prefix
+        for index, span in members:
+            order[index] = base + len(take)
+            take.append(index)
+            own_ends.append(span.end - prefix.length)
+        n_keys = min(math.ceil(max(own_ends) / STRIDE) * STRIDE, self.capacity - prefix.length)
+        keys = torch.arange(n_keys, device=self.device)
+        seen = keys < self._index(own_ends)[:, None]  # (E, K)
+        slots = [span.slot for _, span in members]
+        shared = (slots[0], prefix.length)
+        self.groups.append(_Group(self._index(slots), self._index(take), seen[:, None, None], shared))
+        return base + len(members)
 
     def _add_padded(self, members: Sequence[tuple[int, Span]], order: list[int], base: int) -> int:
         """Add a group of conversations with several new tokens, padded to the longest of it, never over 4 times.
@@ -246,9 +287,14 @@ def attend_slots(
         queries = queries.permute(0, 2, 3, 1, 4).flatten(2, 3)  # (E, H_kv, F * C, D)
         if fold > 1:
             mask = mask.repeat(1, 1, fold, 1)
-        seen_keys = keys[rows, :, :n_keys]
-        seen_values = values[rows, :, :n_keys]
-        if width == 1 and suits_products(queries):
+        prefix_slot, start = group.prefix or (0, 0)
+        seen_keys = keys[rows, :, start : start + n_keys]
+        seen_values = values[rows, :, start : start + n_keys]
+        if group.prefix is not None:
+            prefix_keys = keys[prefix_slot, :, :start]
+            prefix_values = values[prefix_slot, :, :start]
+            output = attend_with_prefix(queries, prefix_keys, prefix_values, seen_keys, seen_values, mask, scaling)
+        elif width == 1 and suits_products(queries):
             output = attend_by_products(queries, seen_keys, seen_values, mask, scaling)
         else:
             output = F.scaled_dot_product_attention(queries, seen_keys, seen_values, attn_mask=mask, scale=scaling)
@@ -283,6 +329,41 @@ def attend_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tens
     scores = torch.matmul(keys, scaled.transpose(2, 3)).transpose(2, 3)  # (E, H_kv, Q, K)
     visible = torch.where(mask, scores, -torch.inf)
     return torch.matmul(visible.softmax(-1), values)
+
+
+def attend_with_prefix(
+    queries: Tensor,
+    prefix_keys: Tensor,
+    prefix_values: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scaling: float | None,
+) -> Tensor:
+    """`attend_by_products` for conversations that begin alike: their prefix is read once (Hydragen, Juravsky et al.,
+    2024).
+
+    Args:
+        queries: (E, H_kv, Q, D).
+        prefix_keys: (H_kv, L, D), which every query sees; prefix_values as well.
+        keys: (E, H_kv, K, D) behind the prefix; values as well.
+        mask: (E, 1, Q, K) bool, which of these each query sees.
+        scaling: factor of the products; None for 1 / sqrt(D).
+    """
+    n_rows, heads, width, size = queries.shape
+    length = prefix_keys.shape[1]
+    if scaling is None:
+        scaling = size**-0.5
+    scaled = queries * scaling
+    together = scaled.transpose(0, 1).flatten(1, 2)  # (H_kv, E * Q, D)
+    prefix_scores = torch.matmul(prefix_keys, together.transpose(1, 2)).transpose(1, 2)  # (H_kv, E * Q, L)
+    prefix_scores = prefix_scores.reshape(heads, n_rows, width, length).transpose(0, 1)
+    scores = torch.matmul(keys, scaled.transpose(2, 3)).transpose(2, 3)  # (E, H_kv, Q, K)
+    visible = torch.where(mask, scores, -torch.inf)
+    weights = torch.cat([prefix_scores, visible], dim=-1).softmax(-1)
+    prefix_weights = weights[..., :length].transpose(0, 1).flatten(1, 2)  # (H_kv, E * Q, L)
+    from_prefix = torch.matmul(prefix_weights, prefix_values).view(heads, n_rows, width, size).transpose(0, 1)
+    return from_prefix + torch.matmul(weights[..., length:], values)
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend_slots)
@@ -419,6 +500,7 @@ class _Conversation:
     # Log-probabilities of the ids that the turn has drawn.
     logprobs: list[float] = dataclasses.field(default_factory=list)
     guesses: int = drafts.FIRST_GUESSES  # how many tokens to guess at once.
+    prefix: Prefix | None = None  # what it begins with like others.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -552,8 +634,7 @@ class Decoder:
             if leader is not row and row.cached < shared:
                 if leader.cached < shared:
                     continue
-                self._slots.copy(leader.slot, row.slot, shared)
-                row.cached = shared
+                self._copy_prefix(leader, row, shared)
             elif row.cached == 0 and self._waits_for_prefix(row, ready):
                 continue
             ready.append(row)
@@ -571,7 +652,7 @@ class Decoder:
         for row in rows:
             missing = len(row.ids) - row.cached
             if missing == 1:
-                batch.append(_Part(row, Span(row.slot, row.cached, len(row.ids))))
+                batch.append(_Part(row, Span(row.slot, row.cached, len(row.ids), row.prefix)))
             else:
                 others.append(row)
                 waiting += missing
@@ -703,9 +784,18 @@ class Decoder:
         if coming >= LEAST_PREFIX and coming > ready:
             return True
         if source is not None and ready >= LEAST_PREFIX:
-            self._slots.copy(source.slot, row.slot, ready)
-            row.cached = ready
+            self._copy_prefix(source, row, ready)
         return False
+
+    def _copy_prefix(self, source: _Conversation, row: _Conversation, length: int) -> None:
+        """Copy the first `length` tokens' keys and values to a new conversation, which then shares them."""
+        self._slots.copy(source.slot, row.slot, length)
+        row.cached = length
+        if source.prefix is None:
+            source.prefix = Prefix(length)
+        if 2 * length >= source.prefix.length:  # else the others would share much less
+            source.prefix.length = min(source.prefix.length, length)
+            row.prefix = source.prefix
 
     def _predict(self, parts: Sequence[_Part]) -> Tensor:
         """One forward pass: (R, V) what follows the positions at which tokens are drawn, part by part."""

@@ -7,7 +7,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Sampling
 from pipelines.rollout import decoding
-from pipelines.rollout.decoding import Decoder, Slots, attend_by_products, slot_attention
+from pipelines.rollout.decoding import (
+    Decoder,
+    Slots,
+    Span,
+    attend_by_products,
+    attend_with_prefix,
+    slot_attention,
+)
 from pipelines.rollout.drafts import continuation
 from pipelines.rollout.policies.base import Request
 
@@ -320,6 +327,51 @@ def test_a_wrong_guess_costs_one_pass(model, codec, counted, drafting):
     assert counted == [4, 1, 1, 1 + 4, 1, 1, 1, 1]
 
 
+def test_conversations_that_begin_alike_read_it_once(model, codec, drafting, monkeypatch):
+    """Two questions of one schema of 230 tokens, three samples each, and one of another schema, over two turns.
+
+    Behind the 230 tokens there is room for 26 more at first, less than the stride.
+    """
+    monkeypatch.setattr(decoding, "LEAST_PREFIX", 40)
+    monkeypatch.setattr(decoding, "DRAFT_TOKENS", 0)
+    read = []
+    attend = decoding.attend_with_prefix
+
+    def counting(queries, prefix_keys, prefix_values, keys, values, mask, scaling):
+        read.append((len(queries), prefix_keys.shape[1], keys.shape[2]))
+        return attend(queries, prefix_keys, prefix_values, keys, values, mask, scaling)
+
+    monkeypatch.setattr(decoding, "attend_with_prefix", counting)
+    schema = prompt(0, 230)
+    contexts = {str(i): [*schema, 310 + i % 2, *prompt(i % 2 + 1, 9)] for i in range(6)}
+    contexts["6"] = prompt(5, 150)
+    decoder = Decoder(model, codec, 8)
+    for turn in range(2):
+        for session, context in contexts.items():
+            decoder.begin(request(session, context, turn, max_tokens=3))
+        for session, completion in run(decoder, model).items():
+            assert_close(completion.logprobs, plain_logprobs(model, contexts[session], completion.token_ids))
+            contexts[session] = [*contexts[session], *completion.token_ids, *prompt(turn + 7, 5)]
+    assert {shape for shape in read if shape[0] == 6} == {(6, 230, 26)}
+
+
+def test_a_prefix_is_attended_as_by_products():
+    torch.manual_seed(0)
+    queries = torch.randn(3, 2, 4, 8, dtype=torch.float64)
+    prefix_keys, prefix_values = torch.randn(2, 2, 5, 8, dtype=torch.float64)
+    keys, values = torch.randn(2, 3, 2, 16, 8, dtype=torch.float64)
+    seen = torch.arange(16) < torch.tensor([[1], [16], [7]])
+    mask = seen[:, None, None].expand(3, 1, 4, 16)
+    outputs = attend_with_prefix(queries, prefix_keys, prefix_values, keys, values, mask, None)
+    whole_keys, whole_values = (
+        torch.cat([prefix.expand(3, 2, 5, 8), own], dim=2)
+        for prefix, own in ((prefix_keys, keys), (prefix_values, values))
+    )
+    whole_mask = torch.cat([torch.ones(3, 1, 4, 5, dtype=torch.bool), mask], dim=-1)
+    expected = attend_by_products(queries, whole_keys, whole_values, whole_mask, None)
+    assert (outputs - expected).abs().max() < 1e-12
+
+
 def test_a_long_conversation_does_not_lengthen_the_others(model, codec, drafting, monkeypatch):
     """Three of 10 to 12 tokens beside one of 300 in the third of four slots."""
     monkeypatch.setattr(decoding, "DRAFT_TOKENS", 0)
@@ -343,18 +395,20 @@ def test_a_long_conversation_does_not_lengthen_the_others(model, codec, drafting
 @pytest.mark.parametrize(
     ("ends", "apart"),
     [
-        ([400] * 31 + [2000], 1),  # 32 x 400 + 3 x 2000 for 32 x 2000 keys
+        ([2000] + [400] * 31, 1),  # 32 x 400 + 3 x 2000 for 32 x 2000 keys
         ([1000] * 4 + [400] * 28, 4),  # 32 x 400 + 3 x 4 x 1000 = 24,800 for 32,000
-        ([400] * 25 + [1000] * 7, 0),  # 32 x 400 + 3 x 7 x 1000 = 33,800 for 32,000
+        ([1000] * 7 + [400] * 25, 0),  # 32 x 400 + 3 x 7 x 1000 = 33,800 for 32,000
         ([500] * 8, 0),
+        ([], 0),
     ],
 )
-def test_how_many_conversations_are_read_apart(ends, apart, monkeypatch):
-    monkeypatch.setattr(Slots, "suits_products", lambda self: True)
-    slots = Slots(32, torch.device("cpu"))
-    assert slots._number_apart(ends) == apart
-    monkeypatch.setattr(Slots, "suits_products", lambda self: False)
-    assert slots._number_apart(ends) == 0
+def test_how_many_conversations_are_read_apart(ends, apart):
+    spans = [Span(slot, end - 1, end) for slot, end in enumerate(ends)]
+    assert Slots(32, torch.device("cpu"))._number_apart(spans) == apart
+
+
+def test_a_lone_conversation_in_a_high_slot_is_read_apart():
+    assert Slots(32, torch.device("cpu"))._number_apart([Span(9, 99, 100)]) == 1  # 3 x 100 for 10 x 100 keys
 
 
 def test_what_follows_a_repetition():
