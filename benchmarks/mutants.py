@@ -882,8 +882,20 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
         ],
         "rollout/decoding.py::Slots._number_apart": [
-            Fault("a copied key costs no more", "GATHERED * n_apart * by_length[0]", "n_apart * by_length[0]"),
-            Fault("the longest counts among the others", "* by_length[n_apart]", "* by_length[0]"),
+            Fault("a copied key costs no more", "GATHERED * n_apart * spans[0].end", "n_apart * spans[0].end"),
+            Fault("the longest counts among the others", "n_slots * span.end", "n_slots * spans[0].end"),
+        ],
+        "rollout/decoding.py::Slots._add_with_prefix": [
+            Fault(
+                "keys behind the last position", "* STRIDE, self.capacity - prefix.length)", "* STRIDE, self.capacity)"
+            ),
+        ],
+        "rollout/decoding.py::Decoder._copy_prefix": [
+            Fault(
+                "a prefix longer than some share",
+                "min(source.prefix.length, length)",
+                "max(source.prefix.length, length)",
+            ),
         ],
         "rollout/decoding.py::Slots._add_padded": [
             Fault(
