@@ -865,7 +865,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             Fault("a wrong guess followed by others", "if turn is not None or not is_guessed:", "if turn is not None:"),
             Fault("keys of a wrong guess kept", "row.cached = len(row.ids) - 1", "row.cached = part.span.end"),
         ],
-        "rollout/decoding.py::Decoder._with_drafts": [
+        "rollout/decoding.py::Decoder._with_draft": [
             Fault("guesses past the budget", "row.guesses, left - 1)", "row.guesses)"),
         ],
         "rollout/decoding.py::Decoder._draw": [
@@ -883,12 +883,10 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         ],
         "rollout/decoding.py::Slots._number_apart": [
             Fault("a copied key costs no more", "GATHERED * n_apart * spans[0].end", "n_apart * spans[0].end"),
-            Fault("the longest counts among the others", "n_slots * span.end", "n_slots * spans[0].end"),
+            Fault("the longest counts among the others", "n_slots * span.end for", "n_slots * spans[0].end for"),
         ],
         "rollout/decoding.py::Slots._add_with_prefix": [
-            Fault(
-                "keys behind the last position", "* STRIDE, self.capacity - prefix.length)", "* STRIDE, self.capacity)"
-            ),
+            Fault("keys behind the last position", "self.capacity - prefix.length)", "self.capacity)"),
         ],
         "rollout/decoding.py::Decoder._copy_prefix": [
             Fault(

@@ -23,6 +23,7 @@ Each puts its tables between its markers of docs/results/real_model.md.
 
 import argparse
 import json
+import math
 import os
 import resource
 import shutil
@@ -37,6 +38,7 @@ os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
 
 from page_sections import write_section
 
+from pipelines.core.files import read_json_lines
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
@@ -288,9 +290,7 @@ def run(options: argparse.Namespace) -> None:
 
 def cpu_seconds(training: Path) -> float:
     """The processor time of a training stage's steps."""
-    lines = (training / TIMING).read_text(encoding="utf-8").splitlines()
-    seconds: list[float] = [json.loads(line)["cpu_seconds"] for line in lines]
-    return sum(seconds)
+    return math.fsum(step["cpu_seconds"] for step in read_json_lines(training / TIMING))
 
 
 def doses(options: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,11 @@ class Span:
     end: int
     prefix: Prefix | None = None  # what it begins with like others, if they were copied from each other.
 
+    @property
+    def length(self) -> int:
+        """The number of its tokens."""
+        return self.end - self.start
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Group:
@@ -81,22 +87,21 @@ class Slots:
         slots: list[int] = []
         positions: list[int] = []
         for span in spans:
-            slots += [span.slot] * (span.end - span.start)
+            slots += [span.slot] * span.length
             positions += range(span.start, span.end)
         self.slot_of = self._index(slots)
         self.position = self._index(positions)
         self.groups = []
         order = [0] * len(self.position)  # where each token of the flat batch is in the groups' joined output
         base = 0  # tokens of the groups so far, padding included
-        single = [span for span in spans if span.end - span.start == 1]
+        single = [span for span in spans if span.length == 1]
         if single:
             base = self._add_single(single, order)
         by_length: dict[int, list[tuple[int, Span]]] = defaultdict(list)
         offset = len(single)
         for span in spans[offset:]:
-            length = span.end - span.start
-            by_length[length.bit_length() // 2].append((offset, span))
-            offset += length
+            by_length[span.length.bit_length() // 2].append((offset, span))
+            offset += span.length
         for _, members in sorted(by_length.items()):
             base = self._add_padded(members, order, base)
         self.order = None
@@ -112,20 +117,23 @@ class Slots:
         their own. Not in float32, where another order of sums would change the last bits of the figures that pages
         print.
         """
-        rest = list(enumerate(spans))
-        if not self.suits_products():
-            return self._add_in_place(rest, order)
+        if not self.reads_by_products():
+            return self._add_in_place(list(enumerate(spans)), order, 0)
         base = 0
+        rest: list[tuple[int, Span]] = []
         by_prefix: dict[Prefix, list[tuple[int, Span]]] = defaultdict(list)
-        for index, span in rest:
-            if span.prefix is not None:
+        for index, span in enumerate(spans):
+            if span.prefix is None:
+                rest.append((index, span))
+            else:
                 by_prefix[span.prefix].append((index, span))
         for prefix, members in by_prefix.items():
             longest = max(span.end for _, span in members)
             apart = prefix.length + GATHERED * len(members) * (longest - prefix.length)
             if apart < len(members) * longest:
                 base = self._add_with_prefix(prefix, members, order, base)
-                rest = [member for member in rest if member not in members]
+            else:
+                rest += members
         rest.sort(key=lambda member: -member[1].end)
         n_apart = self._number_apart([span for _, span in rest])
         if n_apart:
@@ -140,21 +148,21 @@ class Slots:
         Args:
             spans: of one token each, the longest conversation first.
         """
-        n_slots = max((span.slot + 1 for span in spans), default=0)
+        if not spans:
+            return 0
+        n_slots = max(span.slot for span in spans) + 1
+        in_place = [n_slots * span.end for span in spans] + [0]
         costs = []
-        for n_apart, span in enumerate(spans):
-            in_place = n_slots * span.end
-            apart = GATHERED * n_apart * spans[0].end
-            costs.append(in_place + apart)
-        costs.append(GATHERED * len(spans) * spans[0].end if spans else 0)
+        for n_apart, n_read in enumerate(in_place):
+            costs.append(n_read + GATHERED * n_apart * spans[0].end)
         return costs.index(min(costs))
 
-    def suits_products(self) -> bool:
-        """Whether keys and values are held as `suits_products` says; False before the first forward pass."""
+    def reads_by_products(self) -> bool:
+        """Whether the keys and values that are held suit plain products; False before the first forward pass."""
         stored = next(iter(self.layers.values()), None)
         return stored is not None and suits_products(stored[0])
 
-    def _add_in_place(self, members: Sequence[tuple[int, Span]], order: list[int], base: int = 0) -> int:
+    def _add_in_place(self, members: Sequence[tuple[int, Span]], order: list[int], base: int) -> int:
         """Add the group of conversations with one new token that are read in place.
 
         Results of slots between them that do not decode are dropped.
@@ -170,12 +178,9 @@ class Slots:
             ends[span.slot] = span.end
             take[span.slot] = index
             order[index] = base + span.slot
-        n_keys = math.ceil(max(ends) / STRIDE) * STRIDE
-        keys = torch.arange(n_keys, device=self.device)
-        seen = keys < self._index(ends)[:, None]  # (E, K)
         is_in_order = take == list(range(count))
         taken = None if is_in_order else self._index(take)
-        self.groups.append(_Group(None, taken, seen[:, None, None]))
+        self.groups.append(_Group(None, taken, self._seen(ends, self.capacity)))
         return base + count
 
     def _add_with_prefix(self, prefix: Prefix, members: Sequence[tuple[int, Span]], order: list[int], base: int) -> int:
@@ -186,28 +191,32 @@ class Slots:
             order[index] = base + len(take)
             take.append(index)
             own_ends.append(span.end - prefix.length)
-        n_keys = min(math.ceil(max(own_ends) / STRIDE) * STRIDE, self.capacity - prefix.length)
-        keys = torch.arange(n_keys, device=self.device)
-        seen = keys < self._index(own_ends)[:, None]  # (E, K)
+        seen = self._seen(own_ends, self.capacity - prefix.length)
         slots = [span.slot for _, span in members]
         shared = (slots[0], prefix.length)
-        self.groups.append(_Group(self._index(slots), self._index(take), seen[:, None, None], shared))
+        self.groups.append(_Group(self._index(slots), self._index(take), seen, shared))
         return base + len(members)
 
+    def _seen(self, ends: Sequence[int], room: int) -> Tensor:
+        """(E, 1, 1, K) which keys conversations with one new token see, which end at `ends` of `room` positions."""
+        n_keys = min(math.ceil(max(ends) / STRIDE) * STRIDE, room)
+        keys = torch.arange(n_keys, device=self.device)
+        seen = keys < self._index(ends)[:, None]  # (E, K)
+        return seen[:, None, None]
+
     def _add_padded(self, members: Sequence[tuple[int, Span]], order: list[int], base: int) -> int:
-        """Add a group of conversations with several new tokens, padded to the longest of it, never over 4 times.
+        """Add a group of conversations that are copied to be read, padded to the most tokens, never over 4 times.
 
         Args:
             members: (index in the flat batch of its first token, span) of each.
             base: tokens of the groups so far; the number with this one is returned.
         """
-        width = max(span.end - span.start for _, span in members)
+        width = max(span.length for _, span in members)
         take = []
         last = []  # (E, C) the position of each token, which is the last key that it sees
         for offset, span in members:
-            length = span.end - span.start
-            inside = [min(i, length - 1) for i in range(width)]  # padding repeats the last token
-            order[offset : offset + length] = range(base, base + length)
+            inside = [min(i, span.length - 1) for i in range(width)]  # padding repeats the last token
+            order[offset : offset + span.length] = range(base, base + span.length)
             take += [offset + i for i in inside]
             last.append([span.start + i for i in inside])
             base += width
@@ -514,7 +523,7 @@ class _Part:
     @property
     def tokens(self) -> list[int]:
         """The tokens of the span."""
-        return [*self.row.ids, *self.draft][self.span.start : self.span.end]
+        return [*self.row.ids[self.span.start : self.span.end], *self.draft]
 
     @property
     def n_drawn(self) -> int:
@@ -593,17 +602,17 @@ class Decoder:
         """
         self._fill_free_slots()
         parts = self._next_batch(self._rows_to_compute())
-        if self._slots.suits_products():
+        if self._slots.reads_by_products():
             parts = self._with_drafts(parts)
         logits = self._predict(parts)
         drawing = [part for part in parts if part.n_drawn]
         if not drawing:
             return []
         drawn, logprobs = self._draw(drawing, logits)
-        tokens = list(zip(drawn.tolist(), logprobs.tolist(), strict=True))
+        tokens = zip(drawn.tolist(), logprobs.tolist(), strict=True)
         finished = []
         for part in drawing:
-            own, tokens = tokens[: part.n_drawn], tokens[part.n_drawn :]
+            own = list(itertools.islice(tokens, part.n_drawn))
             turn = self._take(part, own)
             if turn is not None:
                 part.row.generating = False
@@ -676,24 +685,22 @@ class Decoder:
         For a model whose passes of few tokens take about as long as one of a single token. In float32 a pass of another
         shape would change the last bits of the figures that pages print.
         """
-        n_tokens = sum(part.span.end - part.span.start for part in parts)
+        n_tokens = sum(part.span.length for part in parts)
         share = (DRAFT_TOKENS - n_tokens) // max(len(parts), 1)  # guesses of each conversation
-        single: list[_Part] = []
-        longer: list[_Part] = []
-        for part in parts:
-            row, span = part.row, part.span
-            left = row.request.max_tokens - (len(row.ids) - len(row.request.token_ids))
-            most = min(share, row.guesses, left - 1)
-            guessed: list[int] = []
-            if most > 0 and span.end - span.start == 1:
-                guessed = drafts.continuation(row.ids, most)
-            if guessed:
-                longer.append(_Part(row, Span(span.slot, span.start, span.end + len(guessed)), tuple(guessed)))
-            elif span.end - span.start == 1:
-                single.append(part)
-            else:
-                longer.append(part)
-        return single + longer
+        drafted = [self._with_draft(part, share) for part in parts]
+        return sorted(drafted, key=lambda part: part.span.length > 1)  # spans of one token come first
+
+    def _with_draft(self, part: _Part, share: int) -> _Part:
+        """A part with at most `share` guesses behind it, if it has one token and something can be guessed."""
+        row = part.row
+        span = part.span
+        left = row.request.max_tokens - (len(row.ids) - len(row.request.token_ids))
+        most = min(share, row.guesses, left - 1)
+        if most < 1 or span.length > 1:
+            return part
+        guessed = drafts.continuation(row.ids, most)
+        longer = Span(span.slot, span.start, span.end + len(guessed), span.prefix)
+        return _Part(row, longer, tuple(guessed))
 
     def _draw(self, parts: Sequence[_Part], logits: Tensor) -> tuple[Tensor, Tensor]:
         """A token and its log-probability at each of R positions, (R,) each, whether the guesses before it are right.
@@ -733,7 +740,7 @@ class Decoder:
             row.ids.append(token)
             row.logprobs.append(logprob)
             turn = self._ended_turn(row)
-            is_guessed = part.draft[n_right : n_right + 1] == (token,)
+            is_guessed = n_right < len(part.draft) and part.draft[n_right] == token
             if turn is not None or not is_guessed:
                 break
             n_right += 1
@@ -803,7 +810,7 @@ class Decoder:
         for part in parts:
             part.row.cached = min(part.span.end, len(part.row.ids))
         last_span = spans[-1]  # on a GPU the span with the most tokens, for spans of one come first
-        if self._model.device.type == "cuda" and last_span.end - last_span.start == 1:
+        if self._model.device.type == "cuda" and last_span.length == 1:
             recording = self._recording(spans)
             tokens = [(part.row.ids[-1], part.span) for part in parts]
             return recording.replay(tokens)
