@@ -885,8 +885,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             Fault("a copied key costs no more", "GATHERED * n_apart * spans[0].end", "n_apart * spans[0].end"),
             Fault("the longest counts among the others", "n_slots * span.end for", "n_slots * spans[0].end for"),
         ],
-        "rollout/decoding.py::Slots._add_with_prefix": [
-            Fault("keys behind the last position", "self.capacity - prefix.length)", "self.capacity)"),
+        "rollout/decoding.py::Slots._is_read_once": [
+            Fault("few tokens as if they were many", "if width > FEW_TOKENS", "if width > 1"),
         ],
         "rollout/decoding.py::Decoder._copy_prefix": [
             Fault(
@@ -895,7 +895,13 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "max(source.prefix.length, length)",
             ),
         ],
-        "rollout/decoding.py::Slots._add_padded": [
+        "rollout/decoding.py::Slots._add_copied": [
+            Fault("keys behind the last position", "self.capacity - first_key)", "self.capacity)"),
+            Fault(
+                "a token that sees keys behind it",
+                "span.start - first_key + i for i in inside",
+                "span.start + i for i in inside",
+            ),
             Fault(
                 "a token that does not see itself",
                 "mask = keys <= self._index(last)",

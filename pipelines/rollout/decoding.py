@@ -28,6 +28,7 @@ ATTENTION = "sqltrain_slots"  # the name under which a model finds `attend`
 GROWTH = 256  # positions: the store's capacity is a multiple
 STRIDE = 32  # positions: an attention reads a multiple, so that few shapes occur
 GATHERED = 3  # what a key costs that is copied to be read, in keys read in place
+FEW_TOKENS = 7  # a conversation's new tokens up to which plain products attend faster than PyTorch's fused kernel
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -52,6 +53,9 @@ class Span:
         return self.end - self.start
 
 
+_Member = tuple[int, Span]  # the index of a span's first token in the flat batch, and the span
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Group:
     """Spans of like length that are attended together: E conversations, C new tokens and K keys each."""
@@ -60,6 +64,14 @@ class _Group:
     take: Tensor | None  # (E * C,) where each token is in the flat batch; None for its first E tokens.
     mask: Tensor  # (E, 1, C, K) bool: which keys each token sees, behind the common prefix if there is one.
     prefix: tuple[int, int] | None = None  # a slot that holds a prefix that all begin with, and its length.
+
+
+def _of_like_length(members: Sequence[_Member]) -> list[list[_Member]]:
+    """Spans in groups, in which padding to the longest computes no token over 4 times; single tokens by themselves."""
+    by_length: dict[int, list[_Member]] = defaultdict(list)
+    for member in members:
+        by_length[member[1].length.bit_length() // 2].append(member)
+    return [by_length[length] for length in sorted(by_length)]
 
 
 class Slots:
@@ -86,7 +98,9 @@ class Slots:
         self.grow(spans)
         slots: list[int] = []
         positions: list[int] = []
+        members: list[_Member] = []
         for span in spans:
+            members.append((len(slots), span))
             slots += [span.slot] * span.length
             positions += range(span.start, span.end)
         self.slot_of = self._index(slots)
@@ -94,52 +108,75 @@ class Slots:
         self.groups = []
         order = [0] * len(self.position)  # where each token of the flat batch is in the groups' joined output
         base = 0  # tokens of the groups so far, padding included
-        single = [span for span in spans if span.length == 1]
+        if self.reads_by_products():
+            members, base = self._add_with_prefixes(members, order)
+        single = [member for member in members if member[1].length == 1]
         if single:
-            base = self._add_single(single, order)
-        by_length: dict[int, list[tuple[int, Span]]] = defaultdict(list)
-        offset = len(single)
-        for span in spans[offset:]:
-            by_length[span.length.bit_length() // 2].append((offset, span))
-            offset += span.length
-        for _, members in sorted(by_length.items()):
-            base = self._add_padded(members, order, base)
+            base = self._add_single(single, order, base)
+        longer = [member for member in members if member[1].length > 1]
+        for alike in _of_like_length(longer):
+            base = self._add_copied(alike, order, base)
         self.order = None
         if order != list(range(base)):
             self.order = self._index(order)
         return self.position
 
-    def _add_single(self, spans: Sequence[Span], order: list[int]) -> int:
-        """Add the conversations with one new token each; their number of tokens, padding included.
+    def _add_with_prefixes(self, members: Sequence[_Member], order: list[int]) -> tuple[list[_Member], int]:
+        """Add the groups of conversations that begin alike and read their common prefix once; what is left over, and
+        the groups' number of tokens, padding included.
 
-        They are read in place, all of them over as many keys as the longest has, unless fewer keys are read otherwise:
-        conversations with a common prefix read it once, and few that are much longer than the others are a group of
-        their own. Not in float32, where another order of sums would change the last bits of the figures that pages
-        print.
+        Left over are conversations without a prefix, and those that are read with fewer keys in place. Not in float32,
+        where another order of sums would change the last bits of the figures that pages print.
+        """
+        base = 0
+        rest: list[_Member] = []
+        by_prefix: dict[Prefix, list[_Member]] = defaultdict(list)
+        for member in members:
+            prefix = member[1].prefix
+            if prefix is None or member[1].start < prefix.length:
+                rest.append(member)
+            else:
+                by_prefix[prefix].append(member)
+        for prefix, sharing in by_prefix.items():
+            for alike in _of_like_length(sharing):
+                if self._is_read_once(prefix, [span for _, span in alike]):
+                    base = self._add_copied(alike, order, base, prefix)
+                else:
+                    rest += alike
+        rest.sort()
+        return rest, base
+
+    def _is_read_once(self, prefix: Prefix, spans: Sequence[Span]) -> bool:
+        """Whether a prefix is read once for some spans of like length: few tokens, and fewer keys than otherwise."""
+        width = max(span.length for span in spans)
+        if width > FEW_TOKENS:
+            return False
+        longest = max(span.end for span in spans)
+        n_read = prefix.length + GATHERED * len(spans) * (longest - prefix.length)
+        otherwise = len(spans) * longest
+        if width > 1:  # else they can be read in place
+            otherwise *= GATHERED
+        return n_read < otherwise
+
+    def _add_single(self, members: Sequence[_Member], order: list[int], base: int) -> int:
+        """Add conversations with one new token each, of which none shares a prefix.
+
+        They are read in place, all of them over as many keys as the longest has. Few that are much longer than the
+        others are a group of their own, but in float32.
+
+        Args:
+            members: (index in the flat batch of its first token, span) of each.
+            order: receives where the group's tokens are among those of all groups.
+            base: tokens of the groups so far; the number with these is returned.
         """
         if not self.reads_by_products():
-            return self._add_in_place(list(enumerate(spans)), order, 0)
-        base = 0
-        rest: list[tuple[int, Span]] = []
-        by_prefix: dict[Prefix, list[tuple[int, Span]]] = defaultdict(list)
-        for index, span in enumerate(spans):
-            if span.prefix is None:
-                rest.append((index, span))
-            else:
-                by_prefix[span.prefix].append((index, span))
-        for prefix, members in by_prefix.items():
-            longest = max(span.end for _, span in members)
-            apart = prefix.length + GATHERED * len(members) * (longest - prefix.length)
-            if apart < len(members) * longest:
-                base = self._add_with_prefix(prefix, members, order, base)
-            else:
-                rest += members
-        rest.sort(key=lambda member: -member[1].end)
-        n_apart = self._number_apart([span for _, span in rest])
+            return self._add_in_place(members, order, base)
+        longest_first = sorted(members, key=lambda member: -member[1].end)
+        n_apart = self._number_apart([span for _, span in longest_first])
         if n_apart:
-            base = self._add_padded(rest[:n_apart], order, base)
-        if len(rest) > n_apart:
-            base = self._add_in_place(rest[n_apart:], order, base)
+            base = self._add_copied(longest_first[:n_apart], order, base)
+        if n_apart < len(members):
+            base = self._add_in_place(longest_first[n_apart:], order, base)
         return base
 
     def _number_apart(self, spans: Sequence[Span]) -> int:
@@ -162,14 +199,10 @@ class Slots:
         stored = next(iter(self.layers.values()), None)
         return stored is not None and suits_products(stored[0])
 
-    def _add_in_place(self, members: Sequence[tuple[int, Span]], order: list[int], base: int) -> int:
-        """Add the group of conversations with one new token that are read in place.
+    def _add_in_place(self, members: Sequence[_Member], order: list[int], base: int) -> int:
+        """Add the group of conversations with one new token that are read in place; arguments as of `_add_single`.
 
         Results of slots between them that do not decode are dropped.
-
-        Args:
-            members: (index in the flat batch of its token, span) of each.
-            base: tokens of the groups so far; the number with this one is returned.
         """
         count = max(span.slot for _, span in members) + 1
         ends = [1] * count
@@ -180,52 +213,40 @@ class Slots:
             order[index] = base + span.slot
         is_in_order = take == list(range(count))
         taken = None if is_in_order else self._index(take)
-        self.groups.append(_Group(None, taken, self._seen(ends, self.capacity)))
-        return base + count
-
-    def _add_with_prefix(self, prefix: Prefix, members: Sequence[tuple[int, Span]], order: list[int], base: int) -> int:
-        """Add a group of conversations with one new token that begin alike; arguments as of `_add_in_place`."""
-        take: list[int] = []
-        own_ends: list[int] = []  # where each ends behind the prefix
-        for index, span in members:
-            order[index] = base + len(take)
-            take.append(index)
-            own_ends.append(span.end - prefix.length)
-        seen = self._seen(own_ends, self.capacity - prefix.length)
-        slots = [span.slot for _, span in members]
-        shared = (slots[0], prefix.length)
-        self.groups.append(_Group(self._index(slots), self._index(take), seen, shared))
-        return base + len(members)
-
-    def _seen(self, ends: Sequence[int], room: int) -> Tensor:
-        """(E, 1, 1, K) which keys conversations with one new token see, which end at `ends` of `room` positions."""
-        n_keys = min(math.ceil(max(ends) / STRIDE) * STRIDE, room)
+        n_keys = self._read_length(max(ends), self.capacity)
         keys = torch.arange(n_keys, device=self.device)
         seen = keys < self._index(ends)[:, None]  # (E, K)
-        return seen[:, None, None]
+        self.groups.append(_Group(None, taken, seen[:, None, None]))
+        return base + count
 
-    def _add_padded(self, members: Sequence[tuple[int, Span]], order: list[int], base: int) -> int:
-        """Add a group of conversations that are copied to be read, padded to the most tokens, never over 4 times.
+    def _add_copied(self, members: Sequence[_Member], order: list[int], base: int, prefix: Prefix | None = None) -> int:
+        """Add a group of conversations of like length whose keys are copied to be read; arguments as of `_add_single`.
 
         Args:
-            members: (index in the flat batch of its first token, span) of each.
-            base: tokens of the groups so far; the number with this one is returned.
+            prefix: what all of them begin with, which is read once and not copied.
         """
         width = max(span.length for _, span in members)
+        first_key = 0 if prefix is None else prefix.length
         take = []
-        last = []  # (E, C) the position of each token, which is the last key that it sees
+        last = []  # (E, C) the last key behind the prefix that each token sees: its own
         for offset, span in members:
             inside = [min(i, span.length - 1) for i in range(width)]  # padding repeats the last token
             order[offset : offset + span.length] = range(base, base + span.length)
             take += [offset + i for i in inside]
-            last.append([span.start + i for i in inside])
+            last.append([span.start - first_key + i for i in inside])
             base += width
-        n_keys = math.ceil(max(span.end for _, span in members) / STRIDE) * STRIDE
+        longest = max(span.end for _, span in members)
+        n_keys = self._read_length(longest - first_key, self.capacity - first_key)
         keys = torch.arange(n_keys, device=self.device)
         mask = keys <= self._index(last)[:, None, :, None]  # (E, 1, C, K)
-        slots = self._index([span.slot for _, span in members])
-        self.groups.append(_Group(slots, self._index(take), mask))
+        slots = [span.slot for _, span in members]
+        shared = None if prefix is None else (slots[0], prefix.length)
+        self.groups.append(_Group(self._index(slots), self._index(take), mask, shared))
         return base
+
+    def _read_length(self, length: int, room: int) -> int:
+        """How many keys are read where `length` are seen and there are `room`: a multiple of `STRIDE`."""
+        return min(math.ceil(length / STRIDE) * STRIDE, room)
 
     def _index(self, values: Sequence[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
@@ -303,7 +324,7 @@ def attend_slots(
             prefix_keys = keys[prefix_slot, :, :start]
             prefix_values = values[prefix_slot, :, :start]
             output = attend_with_prefix(queries, prefix_keys, prefix_values, seen_keys, seen_values, mask, scaling)
-        elif width == 1 and suits_products(queries):
+        elif width <= FEW_TOKENS and suits_products(queries):
             output = attend_by_products(queries, seen_keys, seen_values, mask, scaling)
         else:
             output = F.scaled_dot_product_attention(queries, seen_keys, seen_values, attn_mask=mask, scale=scaling)
@@ -325,8 +346,7 @@ def suits_products(tensor: Tensor) -> bool:
 def attend_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
     """softmax(scaling * q k^T) v of few queries over many keys: (E, H_kv, Q, D), (E, H_kv, K, D) twice -> the first.
 
-    Keys stand left in their product, so that they are read as they lie. Scores are rounded to the queries' dtype, as in
-    transformers' own "eager" attention.
+    Scores are rounded to the queries' dtype, as in transformers' own "eager" attention.
 
     Args:
         mask: (E, 1, Q, K) bool, which keys each query sees, at least one.
@@ -334,10 +354,17 @@ def attend_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tens
     """
     if scaling is None:
         scaling = queries.shape[-1] ** -0.5
-    scaled = queries * scaling
-    scores = torch.matmul(keys, scaled.transpose(2, 3)).transpose(2, 3)  # (E, H_kv, Q, K)
-    visible = torch.where(mask, scores, -torch.inf)
-    return torch.matmul(visible.softmax(-1), values)
+    scores = _visible_scores(queries * scaling, keys, mask)
+    return torch.matmul(scores.softmax(-1), values)
+
+
+def _visible_scores(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    """Scores q k^T, -inf where the mask is False: (E, H_kv, Q, D), (E, H_kv, K, D), (E, 1, Q, K) -> (E, H_kv, Q, K).
+
+    Keys stand left in their product, so that they are read as they lie.
+    """
+    scores = torch.matmul(keys, queries.transpose(2, 3)).transpose(2, 3)
+    return torch.where(mask, scores, -torch.inf)
 
 
 def attend_with_prefix(
@@ -365,11 +392,10 @@ def attend_with_prefix(
         scaling = size**-0.5
     scaled = queries * scaling
     together = scaled.transpose(0, 1).flatten(1, 2)  # (H_kv, E * Q, D)
-    prefix_scores = torch.matmul(prefix_keys, together.transpose(1, 2)).transpose(1, 2)  # (H_kv, E * Q, L)
-    prefix_scores = prefix_scores.reshape(heads, n_rows, width, length).transpose(0, 1)
-    scores = torch.matmul(keys, scaled.transpose(2, 3)).transpose(2, 3)  # (E, H_kv, Q, K)
-    visible = torch.where(mask, scores, -torch.inf)
-    weights = torch.cat([prefix_scores, visible], dim=-1).softmax(-1)
+    prefix_scores = torch.matmul(together, prefix_keys.transpose(1, 2))  # (H_kv, E * Q, L)
+    prefix_scores = prefix_scores.view(heads, n_rows, width, length).transpose(0, 1)
+    scores = torch.cat([prefix_scores, _visible_scores(scaled, keys, mask)], dim=-1)
+    weights = scores.softmax(-1)  # (E, H_kv, Q, L + K)
     prefix_weights = weights[..., :length].transpose(0, 1).flatten(1, 2)  # (H_kv, E * Q, L)
     from_prefix = torch.matmul(prefix_weights, prefix_values).view(heads, n_rows, width, size).transpose(0, 1)
     return from_prefix + torch.matmul(weights[..., length:], values)
@@ -675,7 +701,7 @@ class Decoder:
             room = STEP_TOKENS - tokens
             if room > 1:
                 end = min(len(row.ids), row.cached + room)
-                batch.append(_Part(row, Span(row.slot, row.cached, end)))
+                batch.append(_Part(row, Span(row.slot, row.cached, end, row.prefix)))
                 tokens += end - row.cached
         return batch
 

@@ -330,7 +330,8 @@ def test_a_wrong_guess_costs_one_pass(model, codec, counted, drafting):
 def test_conversations_that_begin_alike_read_it_once(model, codec, drafting, monkeypatch):
     """Two questions of one schema of 230 tokens, three samples each, and one of another schema, over two turns.
 
-    Behind the 230 tokens there is room for 26 more at first, less than the stride.
+    Behind the 230 tokens there is room for 26 more at first, less than the stride. The second turn begins with the token
+    that was drawn last and five of an observation.
     """
     monkeypatch.setattr(decoding, "LEAST_PREFIX", 40)
     monkeypatch.setattr(decoding, "DRAFT_TOKENS", 0)
@@ -338,7 +339,7 @@ def test_conversations_that_begin_alike_read_it_once(model, codec, drafting, mon
     attend = decoding.attend_with_prefix
 
     def counting(queries, prefix_keys, prefix_values, keys, values, mask, scaling):
-        read.append((len(queries), prefix_keys.shape[1], keys.shape[2]))
+        read.append((len(queries), queries.shape[2], prefix_keys.shape[1], keys.shape[2]))
         return attend(queries, prefix_keys, prefix_values, keys, values, mask, scaling)
 
     monkeypatch.setattr(decoding, "attend_with_prefix", counting)
@@ -352,7 +353,7 @@ def test_conversations_that_begin_alike_read_it_once(model, codec, drafting, mon
         for session, completion in run(decoder, model).items():
             assert_close(completion.logprobs, plain_logprobs(model, contexts[session], completion.token_ids))
             contexts[session] = [*contexts[session], *completion.token_ids, *prompt(turn + 7, 5)]
-    assert {shape for shape in read if shape[0] == 6} == {(6, 230, 26)}
+    assert {shape for shape in read if shape[0] == 6} == {(6, 1, 230, 26), (6, 6, 230, 26)}
 
 
 def test_a_prefix_is_attended_as_by_products():
