@@ -925,6 +925,18 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             Fault("the same number at every position", "_mix(stream + positions * _GOLDEN)", "_mix(stream)"),
         ],
     },
+    "packed_weights": {
+        "rollout/packed_weights.py::packed_linear_layers": [
+            Fault("layers that stay replaced", 'vars(layer).pop("forward", None)', "pass"),
+        ],
+        "rollout/packed_weights.py::_layers_to_pack": [
+            Fault("packed in float32, too", "dtype != torch.bfloat16 or", "False or"),
+            Fault("another's replacement is lost", " and not is_replaced:", ":"),
+        ],
+        "rollout/packed_weights.py::_product": [
+            Fault("no bias", "packed, rounded_bias,", "packed, None,"),
+        ],
+    },
     "episode rollout_engine": {
         "rollout/episode.py::Episode.__init__": [
             Fault("a prompt that leaves no room", "if self._room < 1:\n", "if self._room < 0:\n"),

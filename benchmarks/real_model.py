@@ -8,10 +8,10 @@
 `--speed sft` prints the samples a second of SFT by TRL's own SFTTrainer and by ours, for the same rows in the same
 precision, and of ours the tokens that it computed a second, and their share of the machine's speed at plain matrix
 products. `--speed evaluation` prints the seconds of a greedy answer with each prompt computed whole and a token a pass,
-in float32 and in the recipe's precision, and as an evaluation decodes: with shared prefixes and guessed tokens. Both by
-wall clock and by processor time, with the most memory that each process held. With --checkpoint a trained model
-answers: an untrained one writes to the end of its budget. Each arm is a process of its own. On a machine that is busy
-with other work compare processor time.
+in float32 and in the recipe's precision, and as an evaluation decodes: with shared prefixes, guessed tokens and packed
+weights. Both by wall clock and by processor time, with the most memory that each process held. With --checkpoint a
+trained model answers: an untrained one writes to the end of its budget. Each arm is a process of its own. On a machine
+that is busy with other work compare processor time.
 
 `--run` runs the recipe whole (variant laptop, or gpu with --device cuda) for each seed, and beside it more SFT at equal
 time: SFT goes on from its checkpoint for the processor time that GRPO took. It compares the four models question by
@@ -56,7 +56,7 @@ ARMS = {  # of each part of --speed; the last is ours, and the others are compar
     "evaluation": {
         "float32": "each prompt whole, a token a pass, float32",
         "whole": "the same in bfloat16",
-        "ours": "shared prefixes, guessed tokens",
+        "ours": "shared prefixes, guessed tokens, packed weights",
     },
 }
 RATES = {"rows_per_s", "rows_per_cpu_s"}  # figures of which more is better
@@ -186,7 +186,7 @@ def evaluation_arm(recipe: Recipe, checkpoint: str, test: Path, arm: str, questi
     """
     from pipelines.databases.of_recipe import schemas, sql_engine
     from pipelines.protocols.base import build_protocol
-    from pipelines.rollout import decoding
+    from pipelines.rollout import decoding, packed_weights
     from pipelines.rollout.engine import RolloutEngine
     from pipelines.rollout.episode import EpisodeRequest
     from pipelines.rollout.policies.factories import policy
@@ -195,6 +195,7 @@ def evaluation_arm(recipe: Recipe, checkpoint: str, test: Path, arm: str, questi
     if arm != "ours":
         decoding.LEAST_PREFIX = 1 << 30
         decoding.DRAFT_TOKENS = 0
+        packed_weights.MOST_BYTES = 0
     if arm == "float32":
         model = recipe.model.model_copy(update={"compute_dtype": "float32"})
         recipe = recipe.model_copy(update={"model": model})

@@ -21,6 +21,7 @@ import torch
 from pipelines.core.errors import ResourceError
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.decoding import Decoder, slot_attention
+from pipelines.rollout.packed_weights import packed_linear_layers
 from pipelines.rollout.policies.base import Completion, Policy, Request
 
 REJOIN_STEPS = 2  # decode steps that an episode is away for its SQL at the least, when deterministic
@@ -151,7 +152,8 @@ class TransformersPolicy(Policy):
         decoder = Decoder(self._model, self.codec, self.live)
         # Entered once: the weights are cast once a run, and not at each step.
         casting = torch.autocast(self._model.device.type, self._compute, enabled=self._compute is not None)
-        with slot_attention(self._model), casting:
+        packing = packed_linear_layers(self._model, self._compute or self._model.dtype)
+        with slot_attention(self._model), casting, packing:
             while True:
                 try:
                     # Until the next step may run; the work of statements is looked at again and again.

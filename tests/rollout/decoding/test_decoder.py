@@ -330,8 +330,8 @@ def test_a_wrong_guess_costs_one_pass(model, codec, counted, drafting):
 def test_conversations_that_begin_alike_read_it_once(model, codec, drafting, monkeypatch):
     """Two questions of one schema of 230 tokens, three samples each, and one of another schema, over two turns.
 
-    Behind the 230 tokens there is room for 26 more at first, less than the stride. The second turn begins with the token
-    that was drawn last and five of an observation.
+    Behind the 230 tokens there is room for 26 more at first, less than the stride. The second turn begins with the
+    token that was drawn last and five of an observation.
     """
     monkeypatch.setattr(decoding, "LEAST_PREFIX", 40)
     monkeypatch.setattr(decoding, "DRAFT_TOKENS", 0)
