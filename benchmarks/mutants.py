@@ -881,12 +881,12 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "self._slots.copy(row.slot, target, 1)",
             ),
         ],
-        "rollout/decoding.py::Slots._number_apart": [
-            Fault("a copied key costs no more", "GATHERED * n_apart * spans[0].end", "n_apart * spans[0].end"),
-            Fault("the longest counts among the others", "n_slots * span.end for", "n_slots * spans[0].end for"),
+        "rollout/decoding.py::Slots._add_with_prefixes": [
+            Fault("own keys without end", "span.end <= prefix.length + MOST_OWN_KEYS", "True"),
+            Fault("the prefix is read as own keys, too", "first_own += [prefix.length]", "first_own += [0]"),
         ],
-        "rollout/decoding.py::Slots._is_read_once": [
-            Fault("few tokens as if they were many", "if width > FEW_TOKENS", "if width > 1"),
+        "rollout/decoding.py::Slots._add_behind": [
+            Fault("a token that sees the next one", "<= last[:, None, :, None]", "<= last[:, None, :, None] + 1"),
         ],
         "rollout/decoding.py::Decoder._copy_prefix": [
             Fault(
@@ -896,17 +896,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
         ],
         "rollout/decoding.py::Slots._add_copied": [
-            Fault("keys behind the last position", "self.capacity - first_key)", "self.capacity)"),
-            Fault(
-                "a token that sees keys behind it",
-                "span.start - first_key + i for i in inside",
-                "span.start + i for i in inside",
-            ),
-            Fault(
-                "a token that does not see itself",
-                "mask = keys <= self._index(last)",
-                "mask = keys < self._index(last)",
-            ),
+            Fault("a token that does not see itself", "mask = keys <= last[", "mask = keys < last["),
         ],
         "rollout/decoding.py::draw": [
             Fault(

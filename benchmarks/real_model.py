@@ -193,7 +193,7 @@ def evaluation_arm(recipe: Recipe, checkpoint: str, test: Path, arm: str, questi
     from pipelines.stages.context import examples
 
     if arm != "ours":
-        decoding.LEAST_PREFIX = 1 << 30
+        decoding.LEAST_PREFIX = decoding.SHORT_PREFIX = 1 << 30
         decoding.DRAFT_TOKENS = 0
         packed_weights.MOST_BYTES = 0
     if arm == "float32":

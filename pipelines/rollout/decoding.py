@@ -27,8 +27,8 @@ from pipelines.rollout.policies.base import Completion, Request
 ATTENTION = "sqltrain_slots"  # the name under which a model finds `attend`
 GROWTH = 256  # positions: the store's capacity is a multiple
 STRIDE = 32  # positions: an attention reads a multiple, so that few shapes occur
-GATHERED = 3  # what a key costs that is copied to be read, in keys read in place
-FEW_TOKENS = 7  # a conversation's new tokens up to which plain products attend faster than PyTorch's fused kernel
+FEW_TOKENS = 128  # a conversation's new tokens up to which plain products attend faster than PyTorch's fused kernel
+MOST_OWN_KEYS = 256  # a conversation with more of them behind a common prefix reads that prefix by itself
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -62,8 +62,40 @@ class _Group:
 
     rows: Tensor | None  # (E,) their slots; None for slots 0 to E - 1, which are read in place.
     take: Tensor | None  # (E * C,) where each token is in the flat batch; None for its first E tokens.
-    mask: Tensor  # (E, 1, C, K) bool: which keys each token sees, behind the common prefix if there is one.
-    prefix: tuple[int, int] | None = None  # a slot that holds a prefix that all begin with, and its length.
+    mask: Tensor  # (E, 1, C, K) bool: which keys each token sees.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _SeenByAll:
+    """The first `length` keys of a slot, which all tokens of some neighbouring rows of a group see."""
+
+    rows: slice
+    slot: int
+    length: int
+
+
+@dataclasses.dataclass(slots=True)
+class _PrefixGroup:
+    """Spans of few tokens that read what they begin with once for all that share it, and the last K keys by themselves.
+
+    E conversations, C new tokens each.
+    """
+
+    rows: Tensor  # (E,) their slots.
+    take: Tensor  # (E * C,) where each token is in the flat batch.
+    mask: Tensor  # (E, 1, C, K) bool: which of its own keys each token sees.
+    own: Tensor  # (E, K) positions of these keys.
+    beginnings: Sequence[_SeenByAll]
+    index: Tensor | None = None  # (E * H_kv * K,) of these keys among those of a layer, which all layers share.
+
+    def own_of(self, stored: Tensor) -> Tensor:
+        """(E, H_kv, K, D) the own keys or values among those of all slots, (S, H_kv, P, D)."""
+        _, heads, capacity, size = stored.shape
+        if self.index is None:
+            first_of_head = self.rows[:, None] * heads + torch.arange(heads, device=stored.device)  # (E, H_kv)
+            self.index = (first_of_head[:, :, None] * capacity + self.own[:, None]).flatten()
+        own = stored.view(-1, size).index_select(0, self.index)  # many times as fast as indexing by three tensors
+        return own.view(len(self.rows), heads, -1, size)
 
 
 def _of_like_length(members: Sequence[_Member]) -> list[list[_Member]]:
@@ -81,12 +113,13 @@ class Slots:
     hold zeros and never garbage: a masked key has weight 0, and 0 times NaN is NaN. The last slot is nobody's.
     """
 
-    def __init__(self, count: int, device: torch.device) -> None:
+    def __init__(self, count: int, device: torch.device, by_products: bool = False) -> None:
         self.count = count
         self.device = device
+        self.by_products = by_products  # whether few tokens are attended by plain products
         self.capacity = GROWTH
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # keys, values
-        self.groups: list[_Group] = []
+        self.groups: list[_Group | _PrefixGroup] = []
         self.slot_of = self.position = torch.empty(0)  # (N,) of each token of the flat batch
         self.order: Tensor | None = None  # (N,) where a flat token is in the groups' joined output; None: as it is
 
@@ -108,99 +141,99 @@ class Slots:
         self.groups = []
         order = [0] * len(self.position)  # where each token of the flat batch is in the groups' joined output
         base = 0  # tokens of the groups so far, padding included
-        if self.reads_by_products():
-            members, base = self._add_with_prefixes(members, order)
-        single = [member for member in members if member[1].length == 1]
-        if single:
-            base = self._add_single(single, order, base)
-        longer = [member for member in members if member[1].length > 1]
-        for alike in _of_like_length(longer):
-            base = self._add_copied(alike, order, base)
+        for alike in _of_like_length(members):
+            width = max(span.length for _, span in alike)
+            if width <= FEW_TOKENS and self.by_products:
+                base = self._add_with_prefixes(alike, order, base)
+            elif width == 1:
+                base = self._add_in_place(alike, order, base)
+            else:
+                base = self._add_copied(alike, order, base)
         self.order = None
         if order != list(range(base)):
             self.order = self._index(order)
         return self.position
 
-    def _add_with_prefixes(self, members: Sequence[_Member], order: list[int]) -> tuple[list[_Member], int]:
-        """Add the groups of conversations that begin alike and read their common prefix once; what is left over, and
-        the groups' number of tokens, padding included.
+    def _add_with_prefixes(self, members: Sequence[_Member], order: list[int], base: int) -> int:
+        """Add a group of spans of few tokens, which read common prefixes once.
 
-        Left over are conversations without a prefix, and those that are read with fewer keys in place. Not in float32,
-        where another order of sums would change the last bits of the figures that pages print.
-        """
-        base = 0
-        rest: list[_Member] = []
-        by_prefix: dict[Prefix, list[_Member]] = defaultdict(list)
-        for member in members:
-            prefix = member[1].prefix
-            if prefix is None or member[1].start < prefix.length:
-                rest.append(member)
-            else:
-                by_prefix[prefix].append(member)
-        for prefix, sharing in by_prefix.items():
-            for alike in _of_like_length(sharing):
-                if self._is_read_once(prefix, [span for _, span in alike]):
-                    base = self._add_copied(alike, order, base, prefix)
-                else:
-                    rest += alike
-        rest.sort()
-        return rest, base
-
-    def _is_read_once(self, prefix: Prefix, spans: Sequence[Span]) -> bool:
-        """Whether a prefix is read once for some spans of like length: few tokens, and fewer keys than otherwise."""
-        width = max(span.length for span in spans)
-        if width > FEW_TOKENS:
-            return False
-        longest = max(span.end for span in spans)
-        n_read = prefix.length + GATHERED * len(spans) * (longest - prefix.length)
-        otherwise = len(spans) * longest
-        if width > 1:  # else they can be read in place
-            otherwise *= GATHERED
-        return n_read < otherwise
-
-    def _add_single(self, members: Sequence[_Member], order: list[int], base: int) -> int:
-        """Add conversations with one new token each, of which none shares a prefix.
-
-        They are read in place, all of them over as many keys as the longest has. Few that are much longer than the
-        others are a group of their own, but in float32.
+        Not in float32, where another order of sums would change the last bits of the figures that pages print.
 
         Args:
             members: (index in the flat batch of its first token, span) of each.
             order: receives where the group's tokens are among those of all groups.
             base: tokens of the groups so far; the number with these is returned.
         """
-        if not self.reads_by_products():
-            return self._add_in_place(members, order, base)
-        longest_first = sorted(members, key=lambda member: -member[1].end)
-        n_apart = self._number_apart([span for _, span in longest_first])
-        if n_apart:
-            base = self._add_copied(longest_first[:n_apart], order, base)
-        if n_apart < len(members):
-            base = self._add_in_place(longest_first[n_apart:], order, base)
+        by_prefix: dict[Prefix, list[_Member]] = defaultdict(list)
+        others: list[_Member] = []
+        for member in members:
+            _, span = member
+            prefix = span.prefix
+            if prefix and prefix.length <= span.start and span.end <= prefix.length + MOST_OWN_KEYS:
+                by_prefix[prefix].append(member)
+            else:
+                others.append(member)
+        sharing: list[_Member] = []
+        first_own: list[int] = []  # of those that share, the position of the first key behind the prefix
+        beginnings: list[_SeenByAll] = []
+        for prefix, alike in by_prefix.items():
+            if len(alike) == 1:
+                others += alike
+                continue
+            rows = slice(len(sharing), len(sharing) + len(alike))
+            beginnings.append(_SeenByAll(rows, alike[0][1].slot, prefix.length))
+            first_own += [prefix.length] * len(alike)
+            sharing += alike
+        if sharing:
+            base = self._add_behind(sharing, first_own, beginnings, order, base)
+        if others:
+            base = self._add_behind(others, [0] * len(others), [], order, base)
         return base
 
-    def _number_apart(self, spans: Sequence[Span]) -> int:
-        """How many of the longest conversations are attended by themselves, so that the fewest keys are read.
+    def _add_behind(
+        self,
+        members: Sequence[_Member],
+        first_own: Sequence[int],
+        beginnings: Sequence[_SeenByAll],
+        order: list[int],
+        base: int,
+    ) -> int:
+        """Add spans that read all keys from a position on by themselves; other arguments as of `_add_with_prefixes`.
 
         Args:
-            spans: of one token each, the longest conversation first.
+            first_own: (E,) that position for each span.
+            beginnings: what they read before it.
         """
-        if not spans:
-            return 0
-        n_slots = max(span.slot for span in spans) + 1
-        in_place = [n_slots * span.end for span in spans] + [0]
-        costs = []
-        for n_apart, n_read in enumerate(in_place):
-            costs.append(n_read + GATHERED * n_apart * spans[0].end)
-        return costs.index(min(costs))
+        n_own = 0
+        for (_, span), first in zip(members, first_own, strict=True):
+            n_own = max(n_own, span.end - first)
+        slots, take, last = self._lay_out(members, order, base)
+        steps = torch.arange(math.ceil(n_own / STRIDE) * STRIDE, device=self.device)
+        own = self._index(first_own)[:, None] + steps  # (E, K)
+        mask = own[:, None, None] <= last[:, None, :, None]  # (E, 1, C, K)
+        readable = own.clamp(max=self.capacity - 1)
+        self.groups.append(_PrefixGroup(slots, take, mask, readable, beginnings))
+        return base + len(take)
 
-    def reads_by_products(self) -> bool:
-        """Whether the keys and values that are held suit plain products; False before the first forward pass."""
-        stored = next(iter(self.layers.values()), None)
-        return stored is not None and suits_products(stored[0])
+    def _lay_out(self, members: Sequence[_Member], order: list[int], base: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The slots (E,) of spans, where their tokens are in the flat batch (E * C,), and their positions (E, C), each
+        padded by its last token to the longest; arguments as of `_add_with_prefixes`.
+        """
+        width = max(span.length for _, span in members)
+        slots: list[int] = []
+        take: list[int] = []
+        positions: list[list[int]] = []
+        for offset, span in members:
+            inside = [min(i, span.length - 1) for i in range(width)]
+            order[offset : offset + span.length] = range(base + len(take), base + len(take) + span.length)
+            slots.append(span.slot)
+            take += [offset + i for i in inside]
+            positions.append([span.start + i for i in inside])
+        return self._index(slots), self._index(take), self._index(positions)
 
     def _add_in_place(self, members: Sequence[_Member], order: list[int], base: int) -> int:
-        """Add the group of conversations with one new token that are read in place; arguments as of `_add_single`.
+        """Add the conversations with one new token, which are read in place, all over as many keys as the longest has;
+        arguments as of `_add_with_prefixes`.
 
         Results of slots between them that do not decode are dropped.
         """
@@ -213,40 +246,20 @@ class Slots:
             order[index] = base + span.slot
         is_in_order = take == list(range(count))
         taken = None if is_in_order else self._index(take)
-        n_keys = self._read_length(max(ends), self.capacity)
+        n_keys = math.ceil(max(ends) / STRIDE) * STRIDE
         keys = torch.arange(n_keys, device=self.device)
         seen = keys < self._index(ends)[:, None]  # (E, K)
         self.groups.append(_Group(None, taken, seen[:, None, None]))
         return base + count
 
-    def _add_copied(self, members: Sequence[_Member], order: list[int], base: int, prefix: Prefix | None = None) -> int:
-        """Add a group of conversations of like length whose keys are copied to be read; arguments as of `_add_single`.
-
-        Args:
-            prefix: what all of them begin with, which is read once and not copied.
-        """
-        width = max(span.length for _, span in members)
-        first_key = 0 if prefix is None else prefix.length
-        take = []
-        last = []  # (E, C) the last key behind the prefix that each token sees: its own
-        for offset, span in members:
-            inside = [min(i, span.length - 1) for i in range(width)]  # padding repeats the last token
-            order[offset : offset + span.length] = range(base, base + span.length)
-            take += [offset + i for i in inside]
-            last.append([span.start - first_key + i for i in inside])
-            base += width
-        longest = max(span.end for _, span in members)
-        n_keys = self._read_length(longest - first_key, self.capacity - first_key)
+    def _add_copied(self, members: Sequence[_Member], order: list[int], base: int) -> int:
+        """Add a group of conversations whose keys are copied to be read; arguments as of `_add_with_prefixes`."""
+        slots, take, last = self._lay_out(members, order, base)
+        n_keys = math.ceil(max(span.end for _, span in members) / STRIDE) * STRIDE
         keys = torch.arange(n_keys, device=self.device)
-        mask = keys <= self._index(last)[:, None, :, None]  # (E, 1, C, K)
-        slots = [span.slot for _, span in members]
-        shared = None if prefix is None else (slots[0], prefix.length)
-        self.groups.append(_Group(self._index(slots), self._index(take), mask, shared))
-        return base
-
-    def _read_length(self, length: int, room: int) -> int:
-        """How many keys are read where `length` are seen and there are `room`: a multiple of `STRIDE`."""
-        return min(math.ceil(length / STRIDE) * STRIDE, room)
+        mask = keys <= last[:, None, :, None]  # (E, 1, C, K)
+        self.groups.append(_Group(slots, take, mask))
+        return base + len(take)
 
     def _index(self, values: Sequence[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
@@ -317,16 +330,11 @@ def attend_slots(
         queries = queries.permute(0, 2, 3, 1, 4).flatten(2, 3)  # (E, H_kv, F * C, D)
         if fold > 1:
             mask = mask.repeat(1, 1, fold, 1)
-        prefix_slot, start = group.prefix or (0, 0)
-        seen_keys = keys[rows, :, start : start + n_keys]
-        seen_values = values[rows, :, start : start + n_keys]
-        if group.prefix is not None:
-            prefix_keys = keys[prefix_slot, :, :start]
-            prefix_values = values[prefix_slot, :, :start]
-            output = attend_with_prefix(queries, prefix_keys, prefix_values, seen_keys, seen_values, mask, scaling)
-        elif width <= FEW_TOKENS and suits_products(queries):
-            output = attend_by_products(queries, seen_keys, seen_values, mask, scaling)
+        if isinstance(group, _PrefixGroup):
+            output = attend_with_prefixes(queries, keys, values, group, mask, scaling)
         else:
+            seen_keys = keys[rows, :, :n_keys]
+            seen_values = values[rows, :, :n_keys]
             output = F.scaled_dot_product_attention(queries, seen_keys, seen_values, attn_mask=mask, scale=scaling)
         output = output.view(n_rows, heads, fold, width, -1).permute(0, 3, 1, 2, 4)  # (E, C, H_kv, F, D)
         outputs.append(output.reshape(n_rows * width, heads * fold, -1))
@@ -343,62 +351,51 @@ def suits_products(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16
 
 
-def attend_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """softmax(scaling * q k^T) v of few queries over many keys: (E, H_kv, Q, D), (E, H_kv, K, D) twice -> the first.
+def products_dtype(model: Any) -> torch.dtype:
+    """The dtype of a model's products: autocast's where it is on, else that of the weights."""
+    device = model.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return model.dtype  # type: ignore[no-any-return]
+
+
+def attend_with_prefixes(
+    queries: Tensor, keys: Tensor, values: Tensor, group: _PrefixGroup, mask: Tensor, scaling: float | None
+) -> Tensor:
+    """Attention of conversations of which some begin alike: a common prefix is read once (Hydragen, Juravsky et al.,
+    2024). (E, H_kv, Q, D) like the queries.
 
     Scores are rounded to the queries' dtype, as in transformers' own "eager" attention.
 
     Args:
-        mask: (E, 1, Q, K) bool, which keys each query sees, at least one.
-        scaling: factor of the products; None for 1 / sqrt(D).
-    """
-    if scaling is None:
-        scaling = queries.shape[-1] ** -0.5
-    scores = _visible_scores(queries * scaling, keys, mask)
-    return torch.matmul(scores.softmax(-1), values)
-
-
-def _visible_scores(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-    """Scores q k^T, -inf where the mask is False: (E, H_kv, Q, D), (E, H_kv, K, D), (E, 1, Q, K) -> (E, H_kv, Q, K).
-
-    Keys stand left in their product, so that they are read as they lie.
-    """
-    scores = torch.matmul(keys, queries.transpose(2, 3)).transpose(2, 3)
-    return torch.where(mask, scores, -torch.inf)
-
-
-def attend_with_prefix(
-    queries: Tensor,
-    prefix_keys: Tensor,
-    prefix_values: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    scaling: float | None,
-) -> Tensor:
-    """`attend_by_products` for conversations that begin alike: their prefix is read once (Hydragen, Juravsky et al.,
-    2024).
-
-    Args:
         queries: (E, H_kv, Q, D).
-        prefix_keys: (H_kv, L, D), which every query sees; prefix_values as well.
-        keys: (E, H_kv, K, D) behind the prefix; values as well.
-        mask: (E, 1, Q, K) bool, which of these each query sees.
+        keys: (S, H_kv, P, D) of all slots; values as well.
+        mask: (E, 1, Q, K) bool, which of its conversation's own keys each query sees, at least one.
         scaling: factor of the products; None for 1 / sqrt(D).
     """
     n_rows, heads, width, size = queries.shape
-    length = prefix_keys.shape[1]
     if scaling is None:
         scaling = size**-0.5
     scaled = queries * scaling
-    together = scaled.transpose(0, 1).flatten(1, 2)  # (H_kv, E * Q, D)
-    prefix_scores = torch.matmul(together, prefix_keys.transpose(1, 2))  # (H_kv, E * Q, L)
-    prefix_scores = prefix_scores.view(heads, n_rows, width, length).transpose(0, 1)
-    scores = torch.cat([prefix_scores, _visible_scores(scaled, keys, mask)], dim=-1)
-    weights = scores.softmax(-1)  # (E, H_kv, Q, L + K)
-    prefix_weights = weights[..., :length].transpose(0, 1).flatten(1, 2)  # (H_kv, E * Q, L)
-    from_prefix = torch.matmul(prefix_weights, prefix_values).view(heads, n_rows, width, size).transpose(0, 1)
-    return from_prefix + torch.matmul(weights[..., length:], values)
+    longest = max((beginning.length for beginning in group.beginnings), default=0)
+    scores = scaled.new_full((n_rows, heads, width, longest + group.own.shape[1]), -torch.inf)
+    # Keys stand left in their product, so that they are read as they lie.
+    own_scores = torch.matmul(group.own_of(keys), scaled.transpose(2, 3)).transpose(2, 3)
+    scores[..., longest:] = torch.where(mask, own_scores, -torch.inf)
+    for beginning in group.beginnings:
+        together = scaled[beginning.rows].transpose(0, 1).flatten(1, 2)  # (H_kv, n * Q, D) of n rows
+        seen_keys = keys[beginning.slot, :, : beginning.length]
+        seen_scores = torch.matmul(together, seen_keys.transpose(1, 2)).view(heads, -1, width, beginning.length)
+        scores[beginning.rows, :, :, : beginning.length] = seen_scores.transpose(0, 1)
+    weights = scores.softmax(-1)
+    outputs = torch.matmul(weights[..., longest:], group.own_of(values))
+    for beginning in group.beginnings:
+        seen_weights = weights[beginning.rows, :, :, : beginning.length]
+        together = seen_weights.transpose(0, 1).flatten(1, 2)  # (H_kv, n * Q, length)
+        seen_values = values[beginning.slot, :, : beginning.length]
+        seen_outputs = torch.matmul(together, seen_values).view(heads, -1, width, size)
+        outputs[beginning.rows] += seen_outputs.transpose(0, 1)
+    return outputs
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend_slots)
@@ -518,6 +515,7 @@ class Recording:
 
 
 LEAST_PREFIX = 256  # tokens: a shorter prefix of another prompt is computed about as fast as it is copied
+SHORT_PREFIX = 64  # the same in bfloat16 on a CPU, where a model has more than a few million weights
 STEP_TOKENS = 4096  # most tokens of one forward pass: long prompts are prefilled over several steps
 DRAFT_TOKENS = 32  # on a CPU, tokens of a forward pass up to which further ones cost little, and guesses pay
 MAX_DEFERRED_STEPS = 16  # on a GPU, steps for which several new tokens of a conversation wait for those of others
@@ -560,13 +558,18 @@ class _Part:
 
 
 class Decoder:
-    """A batch of at most `count` conversations over one causal LM; `step` must run inside `slot_attention(model)`."""
+    """A batch of at most `count` conversations over one causal LM; `step` must run inside `slot_attention(model)`.
+
+    Made under the autocast under which it steps.
+    """
 
     def __init__(self, model: Any, codec: ChatCodec, count: int) -> None:
         self._model = model
         self._codec = codec
         self._count = count
-        self._slots = Slots(count, model.device)
+        by_products = suits_products(torch.empty(0, dtype=products_dtype(model), device=model.device))
+        self._slots = Slots(count, model.device, by_products)
+        self._least_prefix = SHORT_PREFIX if by_products else LEAST_PREFIX
         self.rows: dict[str, _Conversation] = {}  # session -> conversation
         self._leaders: dict[tuple[int, ...], _Conversation] = {}  # prompt -> the conversation that others copy it from
         self._stops: dict[tuple[str, ...], StopStrings] = {}
@@ -628,7 +631,7 @@ class Decoder:
         """
         self._fill_free_slots()
         parts = self._next_batch(self._rows_to_compute())
-        if self._slots.reads_by_products():
+        if self._slots.by_products:
             parts = self._with_drafts(parts)
         logits = self._predict(parts)
         drawing = [part for part in parts if part.n_drawn]
@@ -814,9 +817,9 @@ class Decoder:
                 ready = computed
             if shared > other.cached and other in prefilling:
                 coming = max(coming, shared)
-        if coming >= LEAST_PREFIX and coming > ready:
+        if coming >= self._least_prefix and coming > ready:
             return True
-        if source is not None and ready >= LEAST_PREFIX:
+        if source is not None and ready >= self._least_prefix:
             self._copy_prefix(source, row, ready)
         return False
 

@@ -149,11 +149,11 @@ class TransformersPolicy(Policy):
         self._step = 0
 
     async def _decode(self) -> None:
-        decoder = Decoder(self._model, self.codec, self.live)
         # Entered once: the weights are cast once a run, and not at each step.
         casting = torch.autocast(self._model.device.type, self._compute, enabled=self._compute is not None)
         packing = packed_linear_layers(self._model, self._compute or self._model.dtype)
         with slot_attention(self._model), casting, packing:
+            decoder = Decoder(self._model, self.codec, self.live)
             while True:
                 try:
                     # Until the next step may run; the work of statements is looked at again and again.

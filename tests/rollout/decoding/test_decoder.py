@@ -9,10 +9,7 @@ from pipelines.recipe.config import Sampling
 from pipelines.rollout import decoding
 from pipelines.rollout.decoding import (
     Decoder,
-    Slots,
-    Span,
-    attend_by_products,
-    attend_with_prefix,
+    attend_with_prefixes,
     slot_attention,
 )
 from pipelines.rollout.drafts import continuation
@@ -327,22 +324,29 @@ def test_a_wrong_guess_costs_one_pass(model, codec, counted, drafting):
     assert counted == [4, 1, 1, 1 + 4, 1, 1, 1, 1]
 
 
+def counted_groups(monkeypatch) -> list[tuple[int, int, int, tuple[tuple[int, int], ...]]]:
+    """Rows, queries and own keys of each group that reads common prefixes once, with the rows and length of each."""
+    read = []
+    attend = decoding.attend_with_prefixes
+
+    def counting(queries, keys, values, group, mask, scaling):
+        shared = [(len(range(*one.rows.indices(len(queries)))), one.length) for one in group.beginnings]
+        read.append((len(queries), queries.shape[2], mask.shape[3], tuple(shared)))
+        return attend(queries, keys, values, group, mask, scaling)
+
+    monkeypatch.setattr(decoding, "attend_with_prefixes", counting)
+    return read
+
+
 def test_conversations_that_begin_alike_read_it_once(model, codec, drafting, monkeypatch):
     """Two questions of one schema of 230 tokens, three samples each, and one of another schema, over two turns.
 
-    Behind the 230 tokens there is room for 26 more at first, less than the stride. The second turn begins with the
-    token that was drawn last and five of an observation.
+    The second turn begins with the token that was drawn last and five of an observation. What the six read by
+    themselves is up to 32 keys, and the other one reads all of its own.
     """
-    monkeypatch.setattr(decoding, "LEAST_PREFIX", 40)
+    monkeypatch.setattr(decoding, "SHORT_PREFIX", 40)
     monkeypatch.setattr(decoding, "DRAFT_TOKENS", 0)
-    read = []
-    attend = decoding.attend_with_prefix
-
-    def counting(queries, prefix_keys, prefix_values, keys, values, mask, scaling):
-        read.append((len(queries), queries.shape[2], prefix_keys.shape[1], keys.shape[2]))
-        return attend(queries, prefix_keys, prefix_values, keys, values, mask, scaling)
-
-    monkeypatch.setattr(decoding, "attend_with_prefix", counting)
+    read = counted_groups(monkeypatch)
     schema = prompt(0, 230)
     contexts = {str(i): [*schema, 310 + i % 2, *prompt(i % 2 + 1, 9)] for i in range(6)}
     contexts["6"] = prompt(5, 150)
@@ -353,63 +357,44 @@ def test_conversations_that_begin_alike_read_it_once(model, codec, drafting, mon
         for session, completion in run(decoder, model).items():
             assert_close(completion.logprobs, plain_logprobs(model, contexts[session], completion.token_ids))
             contexts[session] = [*contexts[session], *completion.token_ids, *prompt(turn + 7, 5)]
-    assert {shape for shape in read if shape[0] == 6} == {(6, 1, 230, 26), (6, 6, 230, 26)}
+    assert (6, 1, 32, ((6, 230),)) in read
+    assert (6, 6, 32, ((6, 230),)) in read
+    assert (1, 1, 160, ()) in read
 
 
-def test_a_prefix_is_attended_as_by_products():
-    torch.manual_seed(0)
-    queries = torch.randn(3, 2, 4, 8, dtype=torch.float64)
-    prefix_keys, prefix_values = torch.randn(2, 2, 5, 8, dtype=torch.float64)
-    keys, values = torch.randn(2, 3, 2, 16, 8, dtype=torch.float64)
-    seen = torch.arange(16) < torch.tensor([[1], [16], [7]])
-    mask = seen[:, None, None].expand(3, 1, 4, 16)
-    outputs = attend_with_prefix(queries, prefix_keys, prefix_values, keys, values, mask, None)
-    whole_keys, whole_values = (
-        torch.cat([prefix.expand(3, 2, 5, 8), own], dim=2)
-        for prefix, own in ((prefix_keys, keys), (prefix_values, values))
-    )
-    whole_mask = torch.cat([torch.ones(3, 1, 4, 5, dtype=torch.bool), mask], dim=-1)
-    expected = attend_by_products(queries, whole_keys, whole_values, whole_mask, None)
-    assert (outputs - expected).abs().max() < 1e-12
-
-
-def test_a_long_conversation_does_not_lengthen_the_others(model, codec, drafting, monkeypatch):
-    """Three of 10 to 12 tokens beside one of 300 in the third of four slots."""
+def test_a_conversation_that_went_far_from_the_others_reads_all_of_its_keys(model, codec, drafting, monkeypatch):
+    """Three that share 50 tokens: the third goes on for 300 of its own."""
+    monkeypatch.setattr(decoding, "SHORT_PREFIX", 40)
     monkeypatch.setattr(decoding, "DRAFT_TOKENS", 0)
-    read = []
-    attend = decoding.attend_by_products
-
-    def counting(queries, keys, values, mask, scaling):
-        read.append(tuple(keys.shape[:3:2]))
-        return attend(queries, keys, values, mask, scaling)
-
-    monkeypatch.setattr(decoding, "attend_by_products", counting)
+    read = counted_groups(monkeypatch)
     decoder = Decoder(model, codec, 4)
-    contexts = {"0": prompt(0, 10), "1": prompt(1, 11), "2": prompt(2, 300), "3": prompt(3, 12)}
+    contexts = {str(i): [*prompt(0, 50), 310 + i, *prompt(i + 1, 300 if i == 2 else 9)] for i in range(3)}
     for session, context in contexts.items():
         decoder.begin(request(session, context, max_tokens=3))
     for session, completion in run(decoder, model).items():
         assert_close(completion.logprobs, plain_logprobs(model, contexts[session], completion.token_ids))
-    assert set(read) == {(4, 32), (1, 320)}  # rows and keys: slots 0 to 3 in place, and the long one's copy
+    assert (2, 1, 32, ((2, 50),)) in read
+    assert (1, 1, 352, ()) in read
 
 
-@pytest.mark.parametrize(
-    ("ends", "apart"),
-    [
-        ([2000] + [400] * 31, 1),  # 32 x 400 + 3 x 2000 for 32 x 2000 keys
-        ([1000] * 4 + [400] * 28, 4),  # 32 x 400 + 3 x 4 x 1000 = 24,800 for 32,000
-        ([1000] * 7 + [400] * 25, 0),  # 32 x 400 + 3 x 7 x 1000 = 33,800 for 32,000
-        ([500] * 8, 0),
-        ([], 0),
-    ],
-)
-def test_how_many_conversations_are_read_apart(ends, apart):
-    spans = [Span(slot, end - 1, end) for slot, end in enumerate(ends)]
-    assert Slots(32, torch.device("cpu"))._number_apart(spans) == apart
-
-
-def test_a_lone_conversation_in_a_high_slot_is_read_apart():
-    assert Slots(32, torch.device("cpu"))._number_apart([Span(9, 99, 100)]) == 1  # 3 x 100 for 10 x 100 keys
+def test_attention_with_prefixes_is_that_of_float64():
+    """Of four slots the first and last begin alike with 5 keys; the second reads its own 7 keys and sees 3 of them."""
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 4, 2, 16, 8, dtype=torch.float64)
+    for stored in (keys, values):
+        stored[3, :, :5] = stored[0, :, :5]
+    queries = torch.randn(3, 2, 4, 8, dtype=torch.float64)  # of slots 0, 3 and 1
+    first = torch.tensor([5, 5, 0])
+    last = torch.tensor([11, 6, 2])
+    own = first[:, None] + torch.arange(7)
+    mask = (own <= last[:, None])[:, None, None].expand(3, 1, 4, 7)
+    beginning = decoding._SeenByAll(slice(0, 2), slot=0, length=5)
+    group = decoding._PrefixGroup(torch.tensor([0, 3, 1]), torch.arange(3), mask, own, [beginning])
+    outputs = attend_with_prefixes(queries, keys, values, group, mask, None)
+    for row, (slot, end) in enumerate(((0, 12), (3, 7), (1, 3))):
+        scores = queries[row] @ keys[slot, :, :end].mT / 8**0.5
+        expected = scores.softmax(-1) @ values[slot, :, :end]
+        assert (outputs[row] - expected).abs().max() < 1e-12
 
 
 def test_what_follows_a_repetition():
@@ -432,17 +417,3 @@ def test_bfloat16(tiny_folder, codec, device):
     for session, one in done.items():
         plain = plain_logprobs(model, prompt(int(session) % 3, 40), one.token_ids)
         assert max(abs(a - b) for a, b in zip(one.logprobs, plain, strict=True)) < 0.05
-
-
-def test_attention_by_products_is_that_of_float64():
-    """Three queries of one head over keys of which each sees its own."""
-    torch.manual_seed(0)
-    queries = torch.randn(2, 2, 3, 8, dtype=torch.bfloat16)
-    keys, values = torch.randn(2, 2, 2, 16, 8, dtype=torch.bfloat16)
-    mask = torch.arange(16) < torch.tensor([[5], [16]])[:, None, None]
-    outputs = attend_by_products(queries, keys, values, mask.expand(2, 1, 3, 16), None)
-    for row, n_keys in ((0, 5), (1, 16)):
-        for head in range(2):
-            q, k, v = (tensor[row, head].double() for tensor in (queries, keys, values))
-            expected = (q @ k[:n_keys].T / 8**0.5).softmax(-1) @ v[:n_keys]
-            assert (outputs[row, head].double() - expected).abs().max() < 0.03
