@@ -62,7 +62,7 @@ ARMS = {  # of each part of --speed; the last is ours, and the others are compar
 RATES = {"rows_per_s", "rows_per_cpu_s"}  # figures of which more is better
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "real_model.md"
 TABLE = "### "  # begins the title of a comparison's table
-ON_PAGE = (  # a comparison's tables that stand on the page
+ON_PAGE = (  # tables of the comparison of a run's models that stand on the page
     "Execution accuracy",
     "Behaviour and cost",
     "Likeness to gold",
@@ -71,6 +71,7 @@ ON_PAGE = (  # a comparison's tables that stand on the page
     "Wrong answers by error class",
     "Clues to the errors",
 )
+ON_PAGE_OF_DOSES = ("Execution accuracy", "Paired differences", "By hardness")
 SMALL_FILES = ("metrics.json", "curves.jsonl", TIMING, "summary.json", "records.jsonl", "manifest.json")
 
 
@@ -286,7 +287,7 @@ def run(options: argparse.Namespace) -> None:
             "more SFT": more_sft["evaluate_sft"],
             "GRPO": trained["evaluate_grpo"],
         }
-        print_section(f"seed {seed}", compare(systems, options.out / f"seed{seed}-tables"))
+        print_section(f"seed {seed}", compare(systems, options.out / f"seed{seed}-tables", ON_PAGE))
 
 
 def cpu_seconds(training: Path) -> float:
@@ -304,21 +305,22 @@ def doses(options: argparse.Namespace) -> None:
         folders = made(recipe, store, "evaluate_sft")
         keep(folders, options.out / f"dose{dose}")
         systems[f"{dose} demonstrations"] = folders["evaluate_sft"]
-    print_section("doses", compare(systems, options.out / "doses-tables"))
+    print_section("doses", compare(systems, options.out / "doses-tables", ON_PAGE_OF_DOSES))
 
 
-def compare(systems: dict[str, Path], out: Path) -> str:
-    """The page's tables of a comparison of finished evaluations, as Markdown.
+def compare(systems: dict[str, Path], out: Path, titles: Sequence[str]) -> str:
+    """Some tables of a comparison of finished evaluations, as Markdown.
 
     Args:
         systems: the folder of each evaluation, by the name of its model.
         out: a folder for the comparison's own page and all tables.
+        titles: of the tables.
     """
     runs = [f"{name}={folder}" for name, folder in systems.items()]
     command = [sys.executable, "-m", "flows.cli", "compare", *runs, "--out", str(out)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     tables = (out / "tables.md").read_text(encoding="utf-8").split(TABLE)
-    wanted = [table for table in tables if table.partition("\n")[0] in ON_PAGE]
+    wanted = [table for table in tables if table.partition("\n")[0] in titles]
     return "".join(TABLE + table for table in wanted)
 
 
