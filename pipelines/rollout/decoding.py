@@ -76,7 +76,7 @@ class _SeenByAll:
 
 @dataclasses.dataclass(slots=True)
 class _PrefixGroup:
-    """Spans of few tokens that read what they begin with once for all that share it, and the last K keys by themselves.
+    """Spans of few tokens that read what they begin with once for all that share it, and K keys behind it each.
 
     E conversations, C new tokens each.
     """
@@ -169,7 +169,7 @@ class Slots:
         for member in members:
             _, span = member
             prefix = span.prefix
-            if prefix and prefix.length <= span.start and span.end <= prefix.length + MOST_OWN_KEYS:
+            if prefix is not None and prefix.length <= span.start and span.end <= prefix.length + MOST_OWN_KEYS:
                 by_prefix[prefix].append(member)
             else:
                 others.append(member)
@@ -345,8 +345,8 @@ def attend_slots(
 
 
 def suits_products(tensor: Tensor) -> bool:
-    """Whether plain products attend faster than PyTorch's fused kernel: in bfloat16 on a CPU, while decoding one token
-    of a conversation and while training on short rows.
+    """Whether plain products attend faster than PyTorch's fused kernel: in bfloat16 on a CPU, while decoding few
+    tokens of a conversation and while training on short rows.
     """
     return tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16
 
