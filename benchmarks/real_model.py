@@ -1,8 +1,9 @@
-"""What a real open-weight model costs and learns: SmolLM2-135M on Spider, with the recipe `smollm2`.
+r"""What a real open-weight model costs and learns: SmolLM2-135M on Spider, with the recipe `smollm2`.
 
     python benchmarks/real_model.py --speed sft evaluation --data SPIDER --model FILE_OR_FOLDER [--checkpoint TRAINED]
     python benchmarks/real_model.py --run --data SPIDER --model FILE_OR_FOLDER [--device cuda] [--seeds 0 1 2]
-    python benchmarks/real_model.py --run ... sft.epochs=0.01 grpo.steps=2 data.test.0.count=4     # tries the script
+    python benchmarks/real_model.py --run ... sft.epochs=0.01 grpo.steps=2 data.test.0.count=4 \
+        difficulty.candidates=4 difficulty.keep=4 difficulty.explore=4                             # tries the script
     python benchmarks/real_model.py --doses 250 1000 --data SPIDER --model FILE_OR_FOLDER
 
 `--speed sft` prints the samples a second of SFT by TRL's own SFTTrainer and by ours, for the same rows in the same
@@ -38,6 +39,7 @@ os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1",
 
 from page_sections import write_section
 
+from pipelines.core.errors import SqltrainError
 from pipelines.core.files import read_json_lines
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
@@ -370,4 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SqltrainError as error:
+        sys.exit(f"{error.message}. {error.hint}")
