@@ -3,7 +3,8 @@ r"""What a real open-weight model costs and learns: SmolLM2-135M on Spider, with
     python benchmarks/real_model.py --speed sft evaluation --data SPIDER --model FILE_OR_FOLDER [--checkpoint TRAINED]
     python benchmarks/real_model.py --run --data SPIDER --model FILE_OR_FOLDER [--device cuda] [--seeds 0 1 2]
     python benchmarks/real_model.py --run ... sft.epochs=0.01 grpo.steps=2 data.test.0.count=4 \
-        difficulty.candidates=4 difficulty.keep=4 difficulty.explore=4                             # tries the script
+        difficulty.candidates=4 difficulty.keep=4 difficulty.explore=4 \
+        grpo.questions_per_step=2 grpo.group=2 grpo.held_out=2                                     # tries the script
     python benchmarks/real_model.py --doses 250 1000 --data SPIDER --model FILE_OR_FOLDER
 
 `--speed sft` prints the samples a second of SFT by TRL's own SFTTrainer and by ours, for the same rows in the same
