@@ -357,8 +357,8 @@ def test_conversations_that_begin_alike_read_it_once(model, codec, drafting, mon
         for session, completion in run(decoder, model).items():
             assert_close(completion.logprobs, plain_logprobs(model, contexts[session], completion.token_ids))
             contexts[session] = [*contexts[session], *completion.token_ids, *prompt(turn + 7, 5)]
-    assert (6, 1, 32, ((6, 230),)) in read
-    assert (6, 6, 32, ((6, 230),)) in read
+    of_all = {shape for shape in read if shape[0] == 6}
+    assert of_all == {(6, 1, 32, ((6, 230),)), (6, 6, 32, ((6, 230),))}
     assert (1, 1, 160, ()) in read
 
 
