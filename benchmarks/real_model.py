@@ -9,11 +9,11 @@ r"""What a real open-weight model costs and learns: SmolLM2-135M on Spider, with
 
 `--speed sft` prints the samples a second of SFT by TRL's own SFTTrainer and by ours, for the same rows in the same
 precision, and of ours the tokens that it computed a second, and their share of the machine's speed at plain matrix
-products. `--speed evaluation` prints the seconds of a greedy answer with each prompt computed whole and a token a pass,
-in float32 and in the recipe's precision, and as an evaluation decodes: with shared prefixes, guessed tokens and packed
-weights. Both by wall clock and by processor time, with the most memory that each process held. With --checkpoint a
-trained model answers: an untrained one writes to the end of its budget. Each arm is a process of its own. On a machine
-that is busy with other work compare processor time.
+products. `--speed evaluation` prints the seconds a question of a greedy evaluation, in the recipe's processes of one
+thread: with each prompt computed whole and a token a pass, in float32 and in the recipe's precision, and as it is, with
+shared prefixes, guessed tokens and packed weights. Both by wall clock and by processor time, with the most memory that
+a process held. With --checkpoint a trained model answers: an untrained one writes to the end of its budget. Each
+arm has processes of its own. On a machine that is busy with other work compare processor time.
 
 `--run` runs the recipe whole (variant laptop, or gpu with --device cuda) for each seed, and beside it more SFT at equal
 time: SFT goes on from its checkpoint for the processor time that GRPO took. It compares the four models question by
@@ -31,6 +31,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +47,9 @@ from pipelines.core.store import Store
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Recipe
 from pipelines.stages import graph, stage_making
-from pipelines.stages.context import Silent, checkpoint_of
+from pipelines.stages.context import Silent, checkpoint_of, examples
+from pipelines.stages.evaluation_episodes import make_evaluation_run
+from pipelines.stages.shards import Run, Shards
 from pipelines.training.plan import TIMING
 
 QUESTIONS = 64  # of the evaluation's arms
@@ -144,7 +147,11 @@ def sft_arm(recipe: Recipe, folders: dict[str, Path], arm: str, out: Path) -> di
     trainer.train()
     (start, cpu_start), (end, cpu_end) = moments[WARM_UP - 1], moments[-1]
     samples = batch * STEPS
-    figures = {"rows_per_s": samples / (end - start), "rows_per_cpu_s": samples / (cpu_end - cpu_start)}
+    figures = {
+        "rows_per_s": samples / (end - start),
+        "rows_per_cpu_s": samples / (cpu_end - cpu_start),
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
     if arm == "ours":
         tokens_per_s = (computed[-1] - computed[WARM_UP - 1]) / (end - start)
         flop_rate = tokens_per_s * FLOP_A_TRAINED_TOKEN * ours.model.num_parameters()
@@ -180,39 +187,41 @@ def trl_trainer(ours: Any, plan: Any, count: int) -> Any:
     return SFTTrainer(model=network, processing_class=tokenizer, train_dataset=rows, args=arguments)
 
 
+def make_arm_run(arm: str, recipe: Recipe, checkpoint: str, folder: Path) -> Run:
+    """A process's own policy for an arm; what decoding saves is switched off in all arms but ours."""
+    from pipelines.rollout import decoding, packed_weights
+
+    if arm != "ours":
+        decoding.LEAST_PREFIX = decoding.SHORT_PREFIX = 1 << 30
+        decoding.DRAFT_TOKENS = 0
+        packed_weights.MOST_BYTES = 0
+    return make_evaluation_run(recipe, checkpoint, folder, None)
+
+
 def evaluation_arm(recipe: Recipe, checkpoint: str, test: Path, arm: str, questions: int) -> dict[str, float]:
-    """Seconds of greedy answers to the first held-out questions, as an evaluation decodes and without its savings.
+    """Seconds a question of a greedy evaluation in the recipe's processes, from their start to the last judgement.
 
     Args:
         checkpoint: the folder of the weights that answer.
         test: the folder of the stage of the questions.
         arm: float32, whole or ours.
     """
-    from pipelines.databases.of_recipe import schemas, sql_engine
-    from pipelines.protocols.base import build_protocol
-    from pipelines.rollout import decoding, packed_weights
-    from pipelines.rollout.engine import RolloutEngine
-    from pipelines.rollout.episode import EpisodeRequest
-    from pipelines.rollout.policies.factories import policy
-    from pipelines.stages.context import examples
-
-    if arm != "ours":
-        decoding.LEAST_PREFIX = decoding.SHORT_PREFIX = 1 << 30
-        decoding.DRAFT_TOKENS = 0
-        packed_weights.MOST_BYTES = 0
     if arm == "float32":
         model = recipe.model.model_copy(update={"compute_dtype": "float32"})
         recipe = recipe.model_copy(update={"model": model})
     asked = examples(test, "test")[:questions]
-    sampling = recipe.evaluation.sampling.model_copy(update={"temperature": 0.0})
-    protocol = build_protocol(recipe.protocol)
-    with sql_engine(recipe, workers=1) as sql:
-        answering = policy(checkpoint, recipe)
-        engine = RolloutEngine(answering, protocol, sql, sampling, recipe.protocol.max_turns_eval, schemas(recipe))
-        started, cpu_started = time.perf_counter(), time.process_time()
-        engine.run([EpisodeRequest(example, 0, seed) for seed, example in enumerate(asked)])
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
-    return {"s_per_question": seconds / len(asked), "cpu_s_per_question": cpu_seconds / len(asked)}
+    with tempfile.TemporaryDirectory() as folder:
+        shards = Shards(asked, recipe.rollout.shard, Path(folder))
+        started = time.perf_counter()
+        shards.run(make_arm_run, (arm, recipe, checkpoint, Path(folder)), recipe.rollout.processes, Silent())
+        seconds = time.perf_counter() - started
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = used.ru_utime + used.ru_stime
+    return {
+        "s_per_question": seconds / len(asked),
+        "cpu_s_per_question": cpu_seconds / len(asked),
+        "peak_gib": used.ru_maxrss / 2**20,
+    }
 
 
 def speed(options: argparse.Namespace, part: str) -> None:
@@ -266,7 +275,6 @@ def one_arm(options: argparse.Namespace) -> None:
         folders = made(recipe, store, "model") | made(recipe, store, "test")
         checkpoint = options.checkpoint or checkpoint_of(folders["model"])
         figures = evaluation_arm(recipe, checkpoint, folders["test"], name, options.questions)
-    figures["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(json.dumps(figures))
 
 
