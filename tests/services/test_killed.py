@@ -18,7 +18,7 @@ from tests.services.test_prefect import artifacts, await_grpo, digests, parent_o
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-LONG = [*SMALL, "grpo.steps=60", "grpo.save_steps=1"]  # some seconds to be killed in
+LONG = [*SMALL, "grpo.steps=30", "grpo.save_steps=1"]  # some seconds to be killed in
 
 
 @pytest.fixture(scope="module")
