@@ -881,11 +881,11 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "self._slots.copy(row.slot, target, 1)",
             ),
         ],
-        "rollout/decoding.py::Slots._add_with_prefixes": [
+        "rollout/slots.py::Slots._add_with_prefixes": [
             Fault("own keys without end", "span.end <= prefix.length + MOST_OWN_KEYS", "True"),
             Fault("the prefix is read as own keys, too", "first_own += [prefix.length]", "first_own += [0]"),
         ],
-        "rollout/decoding.py::Slots._add_behind": [
+        "rollout/slots.py::Slots._add_behind": [
             Fault("a token that sees the next one", "<= last[:, None, :, None]", "<= last[:, None, :, None] + 1"),
         ],
         "rollout/decoding.py::Decoder._copy_prefix": [
@@ -895,10 +895,10 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "max(source.prefix.length, length)",
             ),
         ],
-        "rollout/decoding.py::Slots._add_copied": [
+        "rollout/slots.py::Slots._add_copied": [
             Fault("a token that does not see itself", "mask = keys <= last[", "mask = keys < last["),
         ],
-        "rollout/decoding.py::draw": [
+        "rollout/drawing.py::draw": [
             Fault(
                 "the token itself in the mass before it",
                 "before = ordered.cumsum(dim=-1) - ordered",
@@ -911,7 +911,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
             ),
             Fault("one random number used twice", "uniform[outside, 1]", "uniform[outside, 0]"),
         ],
-        "rollout/decoding.py::uniforms": [
+        "rollout/drawing.py::uniforms": [
             Fault("the same number at every position", "_mix(stream + positions * _GOLDEN)", "_mix(stream)"),
         ],
     },

@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.trainer.utils import FusedCausalLMOutput, flush_left
 
-from pipelines.rollout.decoding import suits_products
+from pipelines.rollout.slots import suits_products
 from pipelines.training.micro_batches import TokenScores, prefix_order, shared_prefix_lengths
 from pipelines.training.short_attention import short_attention
 

@@ -20,9 +20,10 @@ import torch
 
 from pipelines.core.errors import ResourceError
 from pipelines.rollout.codec import ChatCodec
-from pipelines.rollout.decoding import Decoder, slot_attention
+from pipelines.rollout.decoding import Decoder
 from pipelines.rollout.packed_weights import packed_linear_layers
 from pipelines.rollout.policies.base import Completion, Policy, Request
+from pipelines.rollout.slots import slot_attention
 
 REJOIN_STEPS = 2  # decode steps that an episode is away for its SQL at the least, when deterministic
 # Work of a statement for which it stays away one more step. SQLite does some 500 in the 10 ms of a step of the tiny

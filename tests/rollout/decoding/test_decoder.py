@@ -6,14 +6,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 
 from pipelines.core.types import Database, Example
 from pipelines.recipe.config import Sampling
-from pipelines.rollout import decoding
-from pipelines.rollout.decoding import (
-    Decoder,
-    attend_with_prefixes,
-    slot_attention,
-)
+from pipelines.rollout import decoding, slots
+from pipelines.rollout.decoding import Decoder
 from pipelines.rollout.drafts import continuation
 from pipelines.rollout.policies.base import Request
+from pipelines.rollout.slots import attend_with_prefixes, slot_attention
 
 ANY = Example("q", "?", Database("d", "sqlite", ""), "")
 SHAPE = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -327,14 +324,14 @@ def test_a_wrong_guess_costs_one_pass(model, codec, counted, drafting):
 def counted_groups(monkeypatch) -> list[tuple[int, int, int, tuple[tuple[int, int], ...]]]:
     """Rows, queries and own keys of each group that reads common prefixes once, with the rows and length of each."""
     read = []
-    attend = decoding.attend_with_prefixes
+    attend = slots.attend_with_prefixes
 
     def counting(queries, keys, values, group, mask, scaling):
         shared = [(len(range(*one.rows.indices(len(queries)))), one.length) for one in group.beginnings]
         read.append((len(queries), queries.shape[2], mask.shape[3], tuple(shared)))
         return attend(queries, keys, values, group, mask, scaling)
 
-    monkeypatch.setattr(decoding, "attend_with_prefixes", counting)
+    monkeypatch.setattr(slots, "attend_with_prefixes", counting)
     return read
 
 
@@ -388,8 +385,8 @@ def test_attention_with_prefixes_is_that_of_float64():
     last = torch.tensor([11, 6, 2])
     own = first[:, None] + torch.arange(7)
     mask = (own <= last[:, None])[:, None, None].expand(3, 1, 4, 7)
-    beginning = decoding._SeenByAll(slice(0, 2), slot=0, length=5)
-    group = decoding._PrefixGroup(torch.tensor([0, 3, 1]), torch.arange(3), mask, own, [beginning])
+    beginning = slots.SeenByAll(slice(0, 2), slot=0, length=5)
+    group = slots.PrefixGroup(torch.tensor([0, 3, 1]), torch.arange(3), mask, own, [beginning])
     outputs = attend_with_prefixes(queries, keys, values, group, mask, None)
     for row, (slot, end) in enumerate(((0, 12), (3, 7), (1, 3))):
         scores = queries[row] @ keys[slot, :, :end].mT / 8**0.5

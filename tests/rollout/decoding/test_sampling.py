@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.rollout.decoding import draw, uniforms
+from pipelines.rollout.drawing import draw, uniforms
 
 
 def shares(probs, temperature, top_p, side=100):
