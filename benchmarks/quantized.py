@@ -3,15 +3,16 @@
     python benchmarks/quantized.py miniature CHECKPOINT --quantize bf16,q8_0,q4_k_m --store DIR [KEY=VALUE]...
     python benchmarks/quantized.py smollm2 CHECKPOINT --quantize bf16,q8_0,q4_0 --page real_model [KEY=VALUE]...
 
-CHECKPOINT is a folder. Each file is served by llama.cpp's own server, which the package xllamacpp brings; the files
-are written by sqltrain[gguf]. Both are asked the same held-out questions, greedy. Before that, llama.cpp's tokens of
-each prompt are compared with the checkpoint's tokenizer's. (A script called gguf.py would hide the package of that
-name.)
+CHECKPOINT is a folder. Each file is served by llama.cpp's own server, which the package xllamacpp brings (pip install
+xllamacpp); the files are written by sqltrain[gguf]. Both are asked the same held-out questions, greedy. Before that,
+llama.cpp's tokens of each prompt are compared with the checkpoint's tokenizer's. (A script called gguf.py would hide
+the package of that name.)
 """
 
 import argparse
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import statistics
@@ -26,7 +27,7 @@ from typing import Any
 from page_sections import write_section
 
 from flows.terminal import Bars, console, say
-from pipelines.core.errors import SqltrainError
+from pipelines.core.errors import ResourceError, SqltrainError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.endpoints.client import ENDPOINTS_VARIABLE, endpoint
@@ -34,6 +35,7 @@ from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe
+from pipelines.rollout.gguf_model import require_gguf
 from pipelines.stages import find_evaluations
 from pipelines.stages.answerer import Answerer
 from pipelines.stages.evaluated_policy import ENDPOINT
@@ -56,6 +58,13 @@ class Weights:
     size_bytes: int
     evaluation: Path
     tokens_per_s: float | None = None  # written by llama.cpp, one conversation at a time
+
+
+def require_packages() -> None:
+    """Raises ResourceError if a package that writes or serves GGUF files is not installed."""
+    require_gguf()
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise ResourceError("llama.cpp's server, xllamacpp, is not installed", "Run: pip install xllamacpp")
 
 
 class LlamaServer:
@@ -214,6 +223,7 @@ def main() -> None:
     parser.add_argument("--store", default="store", help="where evaluations are kept")
     parser.add_argument("--page", help="write the table between the markers of docs/results/PAGE.md, too")
     options = parser.parse_intermixed_args()
+    require_packages()  # before the minutes of the checkpoint's own evaluation
     words = [f"store={options.store}", *OVERRIDES, *options.overrides]
     recipe, store = open_recipe(options.recipe, words, model=options.checkpoint)
     with tempfile.TemporaryDirectory() as folder, Bars(console) as bars:
