@@ -7,14 +7,11 @@ or longer episodes, easily double the minutes.
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from pipelines.adaptation.estimate import Work
-from pipelines.adaptation.training_start import count_weights
+from pipelines.adaptation.weight_count import count_weights
 from pipelines.databases.schema_filter import CHARS_PER_TOKEN
-from pipelines.recipe.checkpoint import folder_of
 from pipelines.recipe.config import Recipe
-from pipelines.rollout.gguf_model import is_gguf, read_header
 from pipelines.rollout.policies.factories import device
 from pipelines.stages.stage import kind_of
 
@@ -36,14 +33,16 @@ TIMED_PRODUCTS = 50  # products of a round: the processor time of other threads 
 def minutes_on_cpu(recipe: Recipe, works: Mapping[str, Work], schema_chars: int) -> dict[str, float]:
     """Minutes of the stages that train or ask a language model on a CPU, by name.
 
-    It is empty for a GPU, for the tiny model and for weights that are not on this machine yet.
+    It is empty for a GPU, for the tiny model and for a model whose size nothing tells.
 
     Args:
         works: the work of each stage that is to do (`estimate.estimate`).
         schema_chars: the length of the schema in a prompt.
     """
-    n_weights = _local_weights(recipe.model.source)
-    if n_weights is None or not _trains_on_cpu(recipe):
+    if not _trains_on_cpu(recipe):
+        return {}
+    n_weights = count_weights(recipe.model.source)
+    if n_weights is None:
         return {}
     flop_rate = product_speed(recipe.model.compute_dtype)
     prompt_tokens = INSTRUCTION_TOKENS + schema_chars / CHARS_PER_TOKEN
@@ -74,19 +73,6 @@ def minutes_on_cpu(recipe: Recipe, works: Mapping[str, Work], schema_chars: int)
         if seconds is not None and work.number:
             minutes[stage] = work.number * seconds / 60
     return minutes
-
-
-def _local_weights(source: str) -> int | None:
-    """The number of a model's weights; None for the tiny model, and for one that is not on this machine."""
-    path = Path(source).expanduser()
-    if is_gguf(source):
-        if not path.is_file():
-            return None
-        return read_header(path).n_weights
-    folder = folder_of(path)
-    if not (folder / "config.json").is_file():
-        return None
-    return count_weights(folder)
 
 
 def _trains_on_cpu(recipe: Recipe) -> bool:

@@ -1,12 +1,11 @@
 """The model that is adapted, the tiny one or any other, and the shipped recipe that it is trained by."""
 
 import dataclasses
-import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.adaptation.weight_count import count_in_folder, count_weights, is_hub_name
 from pipelines.core.errors import DataError
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import CheckpointCard, folder_of, read_card, require_sound
@@ -56,11 +55,9 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
     source = source_of(model)
     if is_gguf(source):
         return _gguf_start(Path(source).expanduser().resolve(), recipe)
+    if is_hub_name(source):
+        return _hub_start(source, recipe)
     folder = folder_of(Path(source))
-    if not folder.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", source):
-        _require_on_hub(source)
-        shipped = require_shipped(recipe or DEFAULT_RECIPE)
-        return _adapter_start(source, shipped, about=source)
     if not (folder / "config.json").is_file():
         hint = "Pass a folder that holds a config.json, or a hub name."
         raise DataError(f"no model in {folder}", hint)
@@ -91,8 +88,19 @@ def _tiny_start(recipe: str | None, schema_chars: int) -> TrainingStart:
 
 def _gguf_start(file: Path, recipe: str | None) -> TrainingStart:
     n_weights = read_header(file).n_weights
-    about = f"{file.name} ({n_weights / 1e6:,.0f} million weights)"
-    return _language_model_start(str(file), n_weights, recipe, about)
+    return _language_model_start(str(file), n_weights, recipe, about=f"{file.name} ({_millions(n_weights)})")
+
+
+def _hub_start(name: str, recipe: str | None) -> TrainingStart:
+    n_weights = count_weights(name)
+    if n_weights is None:
+        shipped = require_shipped(recipe or DEFAULT_RECIPE)
+        return _adapter_start(name, shipped, about=f"{name}, whose size nothing here tells")
+    return _language_model_start(name, n_weights, recipe, about=f"{name} ({_millions(n_weights)})")
+
+
+def _millions(n_weights: int) -> str:
+    return f"{n_weights / 1e6:,.0f} million weights"
 
 
 def _checkpoint_start(folder: Path, recipe: str | None) -> TrainingStart:
@@ -109,7 +117,7 @@ def _checkpoint_start(folder: Path, recipe: str | None) -> TrainingStart:
         start = TrainingStart(includes, model_settings, "tiny", f"{source}, all of its weights")
     else:
         gigabytes = weight_bytes(folder) / 1e9
-        n_weights = count_weights(folder)
+        n_weights = count_in_folder(folder)
         start = _language_model_start(source, n_weights, shipped, f"{source} ({gigabytes:.1f} GB)")
     if card is None:
         return start
@@ -168,19 +176,6 @@ def source_of(model: str) -> str:
     return str(fetched[0])
 
 
-def count_weights(folder: Path) -> int:
-    """The number of a checkpoint's weights, from the heads of its files."""
-    from safetensors import safe_open
-
-    count = 0
-    for path in weight_files(folder):
-        with safe_open(path, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (it is no mapping)
-                shape = tensors.get_slice(name).get_shape()
-                count += math.prod(shape)
-    return count
-
-
 def is_small(source: str) -> bool:
     """Whether a laptop trains this model: the tiny one, or a checkpoint of about its size."""
     if source == "tiny":
@@ -204,15 +199,3 @@ def require_shipped(recipe: str) -> str:
     recipes.load(recipe)  # its error names the nearest one
     names = ", ".join(shipped)
     raise DataError(f"{recipe} is a file of your own", f"--recipe takes one of {names}.")
-
-
-def _require_on_hub(model: str) -> None:
-    from huggingface_hub import HfApi
-
-    try:
-        is_known = HfApi().repo_exists(model)
-    except Exception:  # the hub is out of reach, by whatever its client raises: the loading of the model will fail
-        is_known = True
-    if not is_known:
-        hint = "Check the spelling; a private one needs HF_TOKEN."
-        raise DataError(f"the hub has no model {model}", hint)

@@ -1,5 +1,6 @@
 """`sqltrain adapt`: a recipe to read, what it takes, and a page with a decision at the end."""
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -15,6 +16,7 @@ from pipelines.adaptation import duration, outcome, recipe_file
 from pipelines.adaptation.estimate import Work, estimate
 from pipelines.adaptation.questions import gather
 from pipelines.adaptation.training_start import LAPTOP_WEIGHTS, LORA, TrainingStart, source_of, training_start
+from pipelines.adaptation.weight_count import count_weights
 from pipelines.core.errors import DataError, RecipeError
 from pipelines.core.store import Store
 from pipelines.core.types import Database, Example
@@ -26,10 +28,19 @@ from pipelines.report import writer
 from pipelines.report.data import ReportData, System
 from pipelines.stages import graph
 from tests.evaluation.evaluation_world import RECORD
-from tests.fakes import QUICK_TRAINING, build_database
+from tests.fakes import QUICK_TRAINING, build_database, http_server
 
 COLUMNS = ("name", "city", "trade", "age", "visits")
 TABLES = ("customer", "supplier")
+
+
+@pytest.fixture(autouse=True)
+def hub_cache(tmp_path_factory, monkeypatch):
+    """The folder of models that were fetched from the hub; it is empty, and the hub is out of reach."""
+    folder = tmp_path_factory.mktemp("hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    return folder
 
 
 @pytest.fixture
@@ -230,14 +241,59 @@ def test_a_language_model_on_a_cpu_is_told_its_minutes(tmp_path, monkeypatch):
     assert duration.minutes_on_cpu(recipe, works, schema_chars=300) == pytest.approx(expected)
     on_gpu = recipes.load("smollm2", [f"model.source={tmp_path}", "hardware.device=cuda"])
     assert duration.minutes_on_cpu(on_gpu, works, schema_chars=300) == {}
-    on_hub = recipes.load("smollm2", ["hardware.device=cpu"])
+    on_hub = recipes.load("smollm2", [*sizes, "hardware.device=cpu"])
     assert duration.minutes_on_cpu(on_hub, works, schema_chars=300) == {}
+    with hub(monkeypatch, {"HuggingFaceTB/SmolLM2-135M-Instruct": 1_000_000}):
+        assert duration.minutes_on_cpu(on_hub, works, schema_chars=300) == pytest.approx(expected)
 
 
-def test_what_cannot_start_is_refused(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.HfApi.repo_exists", lambda _, name: name == "Qwen/Qwen2.5-Coder-3B-Instruct")
-    with pytest.raises(DataError, match=r"the hub has no model Qwen/Qwen2.5-Coder-3B-Instrct\. Check the spelling"):
-        training_start("Qwen/Qwen2.5-Coder-3B-Instrct", None, 100)
+@contextlib.contextmanager
+def hub(monkeypatch, weights):
+    """A hub that tells the number of weights of some models, by name; None: it could not read their files."""
+
+    def answer(asked):
+        name = asked.path.partition("?")[0].removeprefix("/api/models/")
+        if name not in weights:
+            return 404, {"X-Error-Code": "RepoNotFound"}, {"error": "Repository not found"}
+        if weights[name] is None:
+            return {"id": name}
+        return {"id": name, "safetensors": {"parameters": {"BF16": weights[name]}, "total": weights[name]}}
+
+    with http_server(answer) as server:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+        yield
+
+
+def test_a_model_of_the_hub_is_trained_by_its_size(monkeypatch):
+    """A small one whole, on a laptop; a large one, and one of which nothing tells the size, by adapters."""
+    sizes = {"a/small": 134_515_008, "a/large": 3_085_938_688, "a/untold": None}
+    with hub(monkeypatch, sizes):
+        small, large, untold = (training_start(name, None, 100) for name in sizes)
+        with pytest.raises(
+            DataError, match=r"the hub has no model a/smal\. Check the spelling; a private one needs HF"
+        ):
+            training_start("a/smal", None, 100)
+    assert (small.includes, small.scale) == (("recipes/smollm2",), "laptop")
+    assert small.settings == {"model": {"source": "a/small"}}
+    assert small.about == "a/small (135 million weights), all of its weights"
+    assert (large.includes, large.scale) == (("recipes/sql_trail",), "gpu")
+    assert large.about == "a/large (3,086 million weights), by LoRA adapters of rank 32"
+    assert untold.scale == "gpu"
+    assert untold.about.startswith("a/untold, whose size nothing here tells, by LoRA")
+
+
+def test_a_model_of_the_hub_that_was_fetched_is_counted_without_the_hub(hub_cache):
+    folder = hub_cache / "models--a--small"
+    revision = "0" * 40
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(revision)
+    (folder / "snapshots" / revision).mkdir(parents=True)
+    save_file({"weight": torch.zeros(30, 10)}, folder / "snapshots" / revision / "model.safetensors")
+    assert count_weights("a/small") == 300
+    assert count_weights("a/other") is None
+
+
+def test_what_cannot_start_is_refused():
     with pytest.raises(DataError, match="too long for the tiny model"):
         training_start(None, None, 100_000)
     with pytest.raises(RecipeError, match=r"there is no recipe .sql_trial.\. Did you mean .sql_trail."):
