@@ -38,8 +38,7 @@ def packed_linear_layers(model: nn.Module, dtype: torch.dtype) -> Iterator[None]
 
 def _layers_to_pack(model: nn.Module, dtype: torch.dtype) -> list[nn.Linear]:
     """The plain linear layers on a CPU; none if they would not gain, or not fit."""
-    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if dtype != torch.bfloat16 or not has_onednn:
+    if dtype != torch.bfloat16 or not can_pack():
         return []
     layers: list[nn.Linear] = []
     for module in model.modules():
@@ -50,6 +49,12 @@ def _layers_to_pack(model: nn.Module, dtype: torch.dtype) -> list[nn.Linear]:
     if n_weights * dtype.itemsize > MOST_BYTES:
         return []
     return layers
+
+
+def can_pack() -> bool:
+    """Whether PyTorch has oneDNN, and the processor the instructions by which it multiplies packed weights."""
+    has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_onednn and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # type: ignore[no-any-return]
 
 
 def _packed(layer: nn.Linear, dtype: torch.dtype) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipelines.core.errors import ResourceError, SqltrainError, TrainingError
 from pipelines.core.files import disk_full
+from pipelines.core.out_of_memory import is_out_of_memory
 from pipelines.core.processes import die_with_parent
 from pipelines.core.types import Example, Trajectory
 from pipelines.training import memory, samples
@@ -139,18 +140,15 @@ def _named(error: Exception, plan: Plan) -> SqltrainError | None:
         return error
     if (full := disk_full(error, plan.out)) is not None:
         return full
-    import torch
-
     text = str(error)
-    is_runtime_error = isinstance(error, RuntimeError)
-    if is_runtime_error and any(words in text for words in LOST):
-        return lost_process(plan.recipe.hardware.timeout_s, text.splitlines()[0])
-    is_cpu_memory = is_runtime_error and "not enough memory" in text
-    if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not is_cpu_memory:
+    first_line = text.partition("\n")[0]
+    if isinstance(error, RuntimeError) and any(words in text for words in LOST):
+        return lost_process(plan.recipe.hardware.timeout_s, first_line)
+    if not is_out_of_memory(error):
         return None
     knob = " or ".join(memory.to_lower(plan.recipe, plan.kind))
     return TrainingError(
-        f"out of memory in {plan.kind}: {text.splitlines()[0]}",
+        f"out of memory in {plan.kind}: {first_line}",
         f"Lower {knob}, or set model.lora; training goes on from its last checkpoint.",
     )
 

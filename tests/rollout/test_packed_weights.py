@@ -1,13 +1,17 @@
 """Linear layers whose weights are packed while a model decodes."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from pipelines.rollout import packed_weights
-from pipelines.rollout.packed_weights import packed_linear_layers
+from pipelines.rollout.packed_weights import can_pack, packed_linear_layers
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch without oneDNN")
+pytestmark = pytest.mark.skipif(not can_pack(), reason="no oneDNN, or a processor without bfloat16")
 BF16 = torch.bfloat16
 
 
@@ -32,6 +36,20 @@ def test_products_have_the_same_bits(tokens):
     assert torch.equal(plain, packed)
     assert packed.shape == (2, tokens, 40)
     assert replaced(model) == [False, False]
+
+
+def test_a_processor_without_instructions_for_it_multiplies_plain_weights():
+    """oneDNN is kept below them by its environment variable, which it reads once a process."""
+    code = """
+import torch
+from pipelines.rollout.packed_weights import packed_linear_layers
+layer = torch.nn.Linear(48, 96).bfloat16()
+with torch.no_grad(), packed_linear_layers(layer, torch.bfloat16):
+    print(tuple(layer(torch.ones(2, 48, dtype=torch.bfloat16)).shape), "forward" in vars(layer))
+"""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "(2, 96) False\n", done.stderr
 
 
 def test_float32_weights_under_autocast_have_the_same_bits():

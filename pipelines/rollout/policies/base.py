@@ -92,6 +92,11 @@ class Policy(abc.ABC):
         """Whether a completion's log-probabilities are those of the distribution that its tokens were drawn from."""
         return True
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no episode is open."""
+        return True
+
     async def check(self) -> None:
         """Make sure, before a run's first episode and after its last, that the generator is the one asked for."""
 

@@ -13,12 +13,14 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from pipelines.core.errors import ResourceError
+from pipelines.core.out_of_memory import is_out_of_memory
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.decoding import Decoder
 from pipelines.rollout.packed_weights import packed_linear_layers
@@ -149,42 +151,55 @@ class TransformersPolicy(Policy):
         self._sessions.clear()
         self._step = 0
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._sessions
+
     async def _decode(self) -> None:
+        """Decode until it is cancelled, or an error ends it: the next turn that is asked for begins anew."""
+        try:
+            await self._decode_steps()
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # else they would hold keys, values and weights beside the next
+            failure = error
+            if is_out_of_memory(error):
+                reason = f"no memory left while decoding {self.live} episodes together"
+                failure = ResourceError(reason, "lower rollout.slots or sampling.episode_tokens")
+            self._loop = None
+            for state in self._sessions.values():
+                state.fail(failure)
+
+    async def _decode_steps(self) -> None:
         # Entered once: the weights are cast once a run, and not at each step.
         casting = torch.autocast(self._model.device.type, self._compute, enabled=self._compute is not None)
         packing = packed_linear_layers(self._model, self._compute or self._model.dtype)
         with slot_attention(self._model), casting, packing:
             decoder = Decoder(self._model, self.codec, self.live)
             while True:
-                try:
-                    # Until the next step may run; the work of statements is looked at again and again.
-                    started = time.perf_counter()
-                    while not self._admit(decoder):
-                        self._changed.clear()
-                        is_known = all(state.work is None for state in self._sessions.values())
-                        # Not `wait_for`: in Python 3.11 it loses a cancellation that comes as the event is set.
-                        with contextlib.suppress(TimeoutError):
-                            async with asyncio.timeout(None if is_known else POLL_S):
-                                await self._changed.wait()
-                    self.waiting_s += time.perf_counter() - started
-                    finished = decoder.step()
-                    self._step += 1
-                    for session, completion in finished:
-                        state = self._sessions[session]
-                        state.generating = False
-                        state.acting = True
-                        state.due = self._step
-                        if state.answer and not state.answer.done():
-                            state.answer.set_result(completion)
-                except Exception as error:
-                    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
-                        reason = f"no memory left while decoding {self.live} episodes together"
-                        error = ResourceError(reason, "lower rollout.slots or sampling.episode_tokens")
-                    for state in self._sessions.values():
-                        state.fail(error)
-                    decoder = Decoder(self._model, self.codec, self.live)
+                await self._until_step_may_run(decoder)
+                finished = decoder.step()
+                self._step += 1
+                for session, completion in finished:
+                    state = self._sessions[session]
+                    state.generating = False
+                    state.acting = True
+                    state.due = self._step
+                    if state.answer and not state.answer.done():
+                        state.answer.set_result(completion)
                 for _ in range(SETTLE_TICKS):
                     await asyncio.sleep(0)
+
+    async def _until_step_may_run(self, decoder: Decoder) -> None:
+        """Bring in all that is due; the work of statements is looked at again and again."""
+        started = time.perf_counter()
+        while not self._admit(decoder):
+            self._changed.clear()
+            is_known = all(state.work is None for state in self._sessions.values())
+            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes as the event is set.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if is_known else POLL_S):
+                    await self._changed.wait()
+        self.waiting_s += time.perf_counter() - started
 
     def _admit(self, decoder: Decoder) -> bool:
         """Bring in all that is due, in the order of opening; False if the next step must wait for an episode."""

@@ -1,6 +1,7 @@
 """Episodes over an in-process model: exact tokens, the same bytes run after run, and no waiting for slow SQL."""
 
 import asyncio
+import gc
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from pipelines.core.errors import ResourceError
 from pipelines.core.types import Action, ActionKind, StopReason
 from pipelines.recipe import config
 from pipelines.rollout.episode import EpisodeRequest
+from pipelines.rollout.policies import transformers
 from pipelines.rollout.policies.transformers import TransformersPolicy
 from tests.rollout.conftest import Held, Stuck, Talk
 
@@ -170,6 +172,59 @@ def test_a_full_memory_says_what_to_lower(model, tokenizer, engine, talk, exampl
     with pytest.raises(ResourceError, match=r"lower rollout\.slots"):
         engine(TransformersPolicy(model, tokenizer, slots=4), talk).run(requests(examples))
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_full_memory_of_the_processor_says_so_too(model, tokenizer, engine, talk, examples):
+    model.register_forward_pre_hook(lambda *_: torch.empty(1 << 46, dtype=torch.uint8))
+    with pytest.raises(
+        ResourceError, match=r"no memory left while decoding 4 episodes together\. lower rollout\.slots"
+    ):
+        engine(TransformersPolicy(model, tokenizer, slots=4), talk).run(requests(examples))
+
+
+def test_a_fault_before_the_first_step_is_told_and_the_turn_asked_again(
+    model, tokenizer, engine, talk, examples, monkeypatch
+):
+    """The decoder is made, and weights are packed, when the first turn is asked for; nobody waits for ever."""
+    made = []
+
+    class Faulty(transformers.Decoder):
+        def __init__(self, *arguments):
+            made.append(1)
+            if len(made) == 1:
+                raise RuntimeError("a passing fault")
+            super().__init__(*arguments)
+
+    todo = requests(examples[:4])
+    plain = engine(TransformersPolicy(model, tokenizer), talk, 2, turn_tokens=6).run(todo)
+    monkeypatch.setattr(transformers, "Decoder", Faulty)
+    runner = engine(TransformersPolicy(model, tokenizer), talk, 2, turn_tokens=6)
+
+    async def play():
+        async with asyncio.timeout(60):
+            return await runner.run_async(todo)
+
+    assert [one.token_ids for one in asyncio.run(play())] == [one.token_ids for one in plain]
+    assert len(made) == 2
+
+
+def test_what_a_failed_step_held_is_free_before_the_turn_is_asked_again(model, tokenizer, engine, talk, examples):
+    """Its error is kept while the others wait, and would keep the slots of its frames beside those of the next try."""
+    decoders = []  # how many there are at each step
+
+    def fail_second(*_):
+        decoders.append(sum(type(one) is transformers.Decoder for one in gc.get_objects()))
+        if len(decoders) == 2:
+            raise RuntimeError("a passing fault")
+
+    model.register_forward_pre_hook(fail_second)
+    gc.collect()
+    gc.disable()
+    try:
+        engine(TransformersPolicy(model, tokenizer, slots=3), talk, 2, turn_tokens=6).run(requests(examples[:3]))
+    finally:
+        gc.enable()
+    assert set(decoders) == {1}
 
 
 def test_a_failed_step_is_tried_again(model, tokenizer, engine, talk, examples):
