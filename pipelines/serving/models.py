@@ -174,6 +174,7 @@ class CurrentModel:
 
     def __post_init__(self) -> None:
         self.model = self._open()
+        self._replaced: list[AnsweringModel] = []
 
     def _open(self) -> AnsweringModel:
         return open_model(self.text, self.recipe, self.overrides, self.store)
@@ -185,6 +186,7 @@ class CurrentModel:
         last_warning = ("", "")  # the champion and the reason
         while self.text.startswith(CHAMPION):
             await asyncio.sleep(LOOK_S)
+            await self._close_replaced()
             try:
                 champion = champion_of(self.store, self.text.removeprefix(CHAMPION))
                 key = champion.key
@@ -192,7 +194,9 @@ class CurrentModel:
                 if key != self.model.name and may_try:
                     tried_key = key
                     retry_at = time.monotonic() + RETRY_S
-                    self.model = await asyncio.to_thread(self._open)
+                    opened = await asyncio.to_thread(self._open)
+                    self._replaced.append(self.model)
+                    self.model = opened
                     log.warning("the champion is %s now", key)
             except Exception as error:  # a full memory, too: who serves must go on looking
                 reason = str(error) or type(error).__name__
@@ -200,3 +204,16 @@ class CurrentModel:
                 if warning != last_warning:
                     log.warning("the champion before goes on serving: %s", reason)
                 last_warning = warning
+
+    async def _close_replaced(self) -> None:
+        """Close the models that no question needs any more: their decoding would keep their weights in memory.
+
+        A question that was given one just before it was replaced has begun its episode by the next look.
+        """
+        needed = []
+        for model in self._replaced:
+            if model.policy.is_idle:
+                await model.policy.close()
+            else:
+                needed.append(model)
+        self._replaced = needed

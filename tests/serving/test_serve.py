@@ -372,6 +372,46 @@ def test_an_engines_message_can_be_no_picture_and_no_tag():
     assert openai_protocol.chunk("c", "m", 0, error)["choices"][0]["delta"]["content"] == f"\n{text}\n"
 
 
+def test_a_replaced_model_is_closed_when_its_last_question_ends(tmp_path, monkeypatch):
+    """Its policy would keep the weights, a packed copy and the slots for as long as the server runs."""
+    happened = []
+
+    class Noted(ScriptedPolicy):
+        open_episodes = 1
+
+        @property
+        def is_idle(self):
+            return self.open_episodes == 0
+
+        async def close(self):
+            happened.append(f"{self.name} closed")
+
+    policies = {name: Noted(lambda request: "x", name) for name in ("one", "two")}
+    recipe = models.recipes.load("sql_trail", [])
+    newest = ["one"]
+    monkeypatch.setattr(models, "LOOK_S", 0.01)
+    monkeypatch.setattr(models, "champion_of", lambda store, text: SimpleNamespace(key=newest[0]))
+    monkeypatch.setattr(models, "open_model", lambda *_: AnsweringModel(newest[0], policies[newest[0]], recipe))
+
+    async def serve():
+        served = CurrentModel("champion:miniature", "sql_trail", [], Store(tmp_path))
+        following = asyncio.create_task(served.follow())
+        newest[0] = "two"
+        async with asyncio.timeout(20):
+            while served.model.name != "two":
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            happened.append("the question ends")
+            policies["one"].open_episodes = 0
+            while len(happened) < 2:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        following.cancel()
+
+    asyncio.run(serve())
+    assert happened == ["the question ends", "one closed"]
+
+
 def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, monkeypatch, caplog):
     store, names = Store(tmp_path), []
     ledger = Ledger(store, "miniature")
