@@ -48,9 +48,13 @@ def draw(logits: Tensor, temperature: Tensor, top_p: Tensor, uniform: Tensor) ->
     likelier = torch.where(probs > drawn, probs, 0.0).sum(dim=-1)  # (R,) mass of all likelier tokens
     outside = likelier >= top_p
     if bool(outside.any()):
-        # The nucleus: the likeliest tokens, up to and with the one whose mass reaches top-p.
+        # The nucleus: the tokens for which all likelier ones have less mass than top-p. Of tokens that are equally
+        # likely all are in it, or none.
         ordered, order = probs[outside].sort(dim=-1, descending=True, stable=True)
         before = ordered.cumsum(dim=-1) - ordered
+        ties = ordered[:, 1:] == ordered[:, :-1]
+        before[:, 1:][ties] = 0.0
+        before = before.cummax(dim=-1).values  # a tie has the mass before the first of its tokens
         nucleus = torch.where(before < top_p[outside][:, None], ordered, 0.0)
         redrawn = _invert(nucleus, uniform[outside, 1])
         ids[outside] = order.gather(1, redrawn[:, None])[:, 0]

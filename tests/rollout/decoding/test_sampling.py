@@ -22,6 +22,8 @@ def shares(probs, temperature, top_p, side=100):
         ([0.5, 0.3, 0.2], 1.0, 1.0, [0.5, 0.3, 0.2]),
         ([0.5, 0.3, 0.2], 0.5, 1.0, [0.6579, 0.2368, 0.1053]),  # its squares: 0.25, 0.09, 0.04 over 0.38
         ([0.2, 0.5, 0.3], 1.0, 0.7, [0.0, 0.625, 0.375]),  # top-p keeps 0.5 and 0.3, as 0.625 and 0.375
+        # Three share the place at which 0.6 is reached: all are kept, each as 0.15 of 0.85.
+        ([0.4, 0.15, 0.15, 0.15, 0.1, 0.05], 1.0, 0.6, [0.4706, 0.1765, 0.1765, 0.1765, 0.0, 0.0]),
     ],
 )
 def test_draws_follow_the_probabilities_the_temperature_and_the_nucleus(probs, temperature, top_p, drawn):
