@@ -105,7 +105,7 @@ class Decoder:
         self._model = model
         self._codec = codec
         self._count = count
-        by_products = suits_products(torch.empty(0, dtype=products_dtype(model), device=model.device))
+        by_products = suits_products(model.device, products_dtype(model))
         self._slots = Slots(count, model.device, by_products)
         self._least_prefix = SHORT_PREFIX if by_products else LEAST_PREFIX
         self.rows: dict[str, _Conversation] = {}  # session -> conversation
@@ -187,7 +187,9 @@ class Decoder:
         return finished
 
     def _fill_free_slots(self) -> None:
-        """Move the highest conversations into free low slots: attention reads all slots up to the highest."""
+        """Move the highest conversations into free low slots, where attention reads all slots up to the highest."""
+        if self._slots.by_products:  # each group names its slots
+            return
         used = {row.slot for row in self.rows.values()}
         free = [slot for slot in range(len(used)) if slot not in used]
         for row in self.rows.values():
@@ -199,7 +201,8 @@ class Decoder:
     def _rows_to_compute(self) -> list[_Conversation]:
         """Conversations with a turn to go on with, by their slots.
 
-        A conversation whose prompt another one is just prefilling waits, and then copies it.
+        A new conversation copies the longest beginning of its prompt that another one has computed; while another one
+        computes a longer beginning, or the same prompt, it waits.
         """
         generating = [row for row in self.rows.values() if row.generating]
         generating.sort(key=lambda row: row.slot)
@@ -211,8 +214,12 @@ class Decoder:
                 if leader.cached < shared:
                     continue
                 self._copy_prefix(leader, row, shared)
-            elif row.cached == 0 and self._waits_for_prefix(row, ready):
-                continue
+            elif row.cached == 0:
+                source, length, coming = self._longest_prefix(row, ready)
+                if coming > length:
+                    continue
+                if source is not None:
+                    self._copy_prefix(source, row, length)
             ready.append(row)
         return ready
 
@@ -312,7 +319,7 @@ class Decoder:
                 break
             n_right += 1
         row.cached = len(row.ids) - 1
-        if part.draft:
+        if part.draft and turn is None:  # guesses behind the end of a turn are neither right nor wrong
             row.guesses = drafts.next_length(len(part.draft), n_right)
         return turn
 
@@ -333,9 +340,12 @@ class Decoder:
             finish="stop" if is_stopped else "length",
         )
 
-    def _waits_for_prefix(self, row: _Conversation, prefilling: Sequence[_Conversation]) -> bool:
-        """Copy the longest prefix that another conversation has for a new one; True if a longer one is on its way.
+    def _longest_prefix(
+        self, row: _Conversation, prefilling: Sequence[_Conversation]
+    ) -> tuple[_Conversation | None, int, int]:
+        """The longest prefix of a new conversation that another one has computed: that one, and the number of tokens.
 
+        Third is the number of tokens of the longest that this step computes. Those below the least length count as 0.
         Prompts of one database begin with the same schema. What follows the prefix is computed in a pass of another
         shape than the whole prompt would be, so its last bits may differ.
 
@@ -343,23 +353,21 @@ class Decoder:
             prefilling: conversations that this step computes.
         """
         source = None
-        ready = 0  # tokens of the longest prefix that can be copied now
-        coming = 0  # tokens of the longest prefix that this step computes
+        ready = 0
+        coming = 0
         for other in self.rows.values():
             if other is row:
                 continue
             shared = min(common_prefix(other.prompt, row.prompt), len(row.prompt) - 1)
+            if shared < self._least_prefix:
+                continue
             computed = min(shared, other.cached)
-            if computed > ready:
+            if computed >= self._least_prefix and computed > ready:
                 source = other
                 ready = computed
             if shared > other.cached and other in prefilling:
                 coming = max(coming, shared)
-        if coming >= self._least_prefix and coming > ready:
-            return True
-        if source is not None and ready >= self._least_prefix:
-            self._copy_prefix(source, row, ready)
-        return False
+        return source, ready, coming
 
     def _copy_prefix(self, source: _Conversation, row: _Conversation, length: int) -> None:
         """Copy the first `length` tokens' keys and values to a new conversation, which then shares them."""

@@ -16,6 +16,7 @@ from pipelines.core.errors import ResourceError
 
 ATTENTION = "sqltrain_slots"  # the name under which a model finds `attend_slots`
 GROWTH = 256  # positions: the store's capacity is a multiple
+MOST_GROWTH = 1024  # positions that a store grows by at once, beyond what it needs
 STRIDE = 32  # positions: an attention reads a multiple, so that few shapes occur
 FEW_TOKENS = 128  # a conversation's new tokens up to which plain products attend faster than PyTorch's fused kernel
 MOST_OWN_KEYS = 256  # a conversation with more of them behind a common prefix reads that prefix by itself
@@ -100,7 +101,8 @@ class Slots:
     """Keys and values of up to `count` conversations, for all layers of a model.
 
     A layer's tensors are (count + 1, H_kv, capacity, D), made when the layer first attends, in its values' dtype. They
-    hold zeros and never garbage: a masked key has weight 0, and 0 times NaN is NaN. The last slot is nobody's.
+    hold finite numbers alone (zeros, and what an earlier conversation or a wrong guess left): a masked key has weight
+    0, and 0 times NaN is NaN. The last slot is nobody's.
     """
 
     def __init__(self, count: int, device: torch.device, by_products: bool = False) -> None:
@@ -275,7 +277,7 @@ class Slots:
         """Have room for all of the spans; the number of positions up to the last of them."""
         length = max(span.end for span in spans)
         if length > self.capacity:
-            needed = max(length, self.capacity * 3 // 2)
+            needed = max(length, _next_capacity(self.capacity))
             self.capacity = math.ceil(needed / GROWTH) * GROWTH
         return length
 
@@ -284,6 +286,19 @@ class Slots:
         for store in self.layers.values():
             for tensor in store:
                 tensor[target, :, :length] = tensor[source, :, :length]
+
+
+def grown_capacity(length: int) -> int:
+    """Positions of a store whose longest conversation has grown to this length, token by token."""
+    capacity = GROWTH
+    while capacity < length:
+        capacity = _next_capacity(capacity)
+    return capacity
+
+
+def _next_capacity(capacity: int) -> int:
+    half_more = math.ceil(capacity * 3 / 2 / GROWTH) * GROWTH
+    return min(half_more, capacity + MOST_GROWTH)
 
 
 def attend_slots(
@@ -334,11 +349,11 @@ def attend_slots(
     return joined[None], None
 
 
-def suits_products(tensor: Tensor) -> bool:
+def suits_products(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether plain products attend faster than PyTorch's fused kernel: in bfloat16 on a CPU, while decoding few
     tokens of a conversation and while training on short rows.
     """
-    return tensor.device.type == "cpu" and tensor.dtype == torch.bfloat16
+    return device.type == "cpu" and dtype == torch.bfloat16
 
 
 def products_dtype(model: Any) -> torch.dtype:

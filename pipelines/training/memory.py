@@ -252,6 +252,8 @@ def _way(recipe: Recipe) -> Way:
 
 def estimate_memory(shape: Shape, run: Setup) -> Memory:
     """The bytes on each GPU."""
+    from pipelines.rollout.slots import grown_capacity
+
     product_bytes = 2 if run.half else 4  # bytes of a number in a product
     weights, copies, gradients, optimizer = _states(shape, run, product_bytes)
     if run.reference:
@@ -259,7 +261,9 @@ def estimate_memory(shape: Shape, run: Setup) -> Memory:
     decoded = run.slots * shape.vocabulary * 4 * 3  # logits, their softmax, and its cumulative sum
     # Bytes of a token's keys, or of its values.
     key_or_value = shape.layers * shape.kv_heads * shape.head * product_bytes
-    cache = run.slots * run.tokens * 2 * key_or_value
+    cache = 0
+    if run.slots:
+        cache = (run.slots + 1) * grown_capacity(run.tokens) * 2 * key_or_value
     if run.way == "zero3" and run.slots:
         cache += 2 * shape.parameters  # whole weights, gathered to decode with
     twin = 0

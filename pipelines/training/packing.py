@@ -57,7 +57,7 @@ class Attention:
         group_keys = torch.split(k.index_select(0, self.keys), n_keys)
         group_values = torch.split(v.index_select(0, self.keys), n_keys)
         by_group = zip(self.sizes, self.masks, group_queries, group_keys, group_values, strict=True)
-        multiplies = suits_products(v) and not settings["dropout"]
+        multiplies = suits_products(v.device, v.dtype) and not settings["dropout"]
         outputs = []
         for (n_rows, _, _), mask, *tensors in by_group:
             by_row = []

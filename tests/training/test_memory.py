@@ -44,8 +44,9 @@ def test_all_weights_take_sixteen_bytes_a_parameter_and_two_for_products():
     assert two.weights + two.gradients + two.optimizer == 4 * P + 2 * P
     assert three.weights + three.optimizer == P // 4 + 2 * P
     assert three.copies == 4 * 152_064 * 3584  # of the largest layer, the embeddings
-    # 16 episodes of 4,096 tokens: 28 layers, keys and values of 4 heads of 128 in bfloat16; and the gathered weights.
-    assert three.cache == 16 * 4096 * 28 * 2 * 4 * 128 * 2 + 2 * P
+    # 16 episodes of 4,096 tokens and a slot that is nobody's: 28 layers, keys and values of 4 heads of 128 in bfloat16;
+    # and the gathered weights.
+    assert three.cache == 17 * 4096 * 28 * 2 * 4 * 128 * 2 + 2 * P
 
 
 def test_adapters_leave_the_base_in_bfloat16():
@@ -66,7 +67,7 @@ def test_adapters_leave_the_base_in_bfloat16():
 
 def test_what_is_not_needed_at_the_same_time_is_not_added_up():
     alone, both = estimate_memory(SEVEN, how("lora", rank=32)), estimate_memory(SEVEN, how("lora", rank=32, slots=8))
-    assert both.cache == 8 * 4096 * 57_344 < both.activations
+    assert both.cache == 9 * 4096 * 57_344 < both.activations
     assert both.peak == alone.peak
     assert estimate_memory(SEVEN, how("lora", rank=32, slots=256)).peak > alone.peak
 

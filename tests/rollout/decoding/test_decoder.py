@@ -265,7 +265,7 @@ TEMPERATURES = {"0": 0.0, "1": 0.0, "2": 0.8, "3": 0.8}  # of conversations
 @pytest.fixture
 def drafting(monkeypatch):
     """Guesses also in float32, where the same tokens are drawn whatever the shape of a pass."""
-    monkeypatch.setattr(decoding, "suits_products", lambda tensor: True)
+    monkeypatch.setattr(decoding, "suits_products", lambda device, dtype: True)
 
 
 def test_guesses_change_no_token(model, codec, counted, drafting, monkeypatch):
@@ -319,6 +319,32 @@ def test_a_wrong_guess_costs_one_pass(model, codec, counted, drafting):
     done = said(Decoder(model, codec, 1), model, "0", [50, 51, 52, 54], max_tokens=8)
     assert done.token_ids == tuple(ids)
     assert counted == [4, 1, 1, 1 + 4, 1, 1, 1, 1]
+
+
+def test_a_guess_that_the_turns_end_cuts_short_is_not_held_against_the_next(model, codec, counted, drafting):
+    """Of eight guesses four are right and the turn is over: the next turn begins with eight."""
+    end = codec.end_id or 0
+    said_first = [*[7, 8] * 5, end]
+    forced(model, [*said_first, *[0] * 4, *[7, 8] * 6])
+    decoder = Decoder(model, codec, 1)
+    done = said(decoder, model, "0", [7, 8, 7, 8], max_tokens=20)
+    assert done.token_ids == tuple(said_first)
+    context = [7, 8, 7, 8, *said_first, 7, 8, 7, 8]
+    assert said(decoder, model, "0", context, turn=1, max_tokens=12).token_ids == (7, 8) * 6
+    assert counted == [4, 1 + 4, 1 + 8, 5, 1 + 8, 1 + 1]
+
+
+def test_a_store_grows_by_half_and_by_no_more_than_its_step():
+    """256, 384 in multiples of 256 = 512, 768, 1152 -> 1280, 1920 -> 2048, 3072, and then by 1,024."""
+    store = slots.Slots(1, torch.device("cpu"))
+    seen = []
+    for length in range(1, 5000):
+        store.grow([slots.Span(0, length - 1, length)])
+        assert store.capacity == slots.grown_capacity(length)
+        if store.capacity not in seen:
+            seen.append(store.capacity)
+    assert seen == [256, 512, 768, 1280, 2048, 3072, 4096, 5120]
+    assert slots.grown_capacity(8192) == 8192
 
 
 def counted_groups(monkeypatch) -> list[tuple[int, int, int, tuple[tuple[int, int], ...]]]:
