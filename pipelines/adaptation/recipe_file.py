@@ -135,10 +135,9 @@ def write_recipe(
     with writing_to(path, "Run it in a folder of your own."):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file():
-            before = path.read_text(encoding="utf-8")
-            if before != text:
+            if path.read_bytes() != text.encode():
                 old_path = _unused_old_path(path)
-                write_atomic(old_path, before)
+                path.rename(old_path)
         write_atomic(path, text)
     return old_path
 

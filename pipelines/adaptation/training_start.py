@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.adaptation.weight_count import count_in_folder, count_weights, is_hub_name
+from pipelines.adaptation.weight_count import count_weights, is_hub_name
 from pipelines.core.errors import DataError
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import CheckpointCard, folder_of, read_card, require_sound
@@ -54,9 +54,11 @@ def training_start(model: str | None, recipe: str | None, schema_chars: int) -> 
         return _tiny_start(recipe, schema_chars)
     source = source_of(model)
     if is_gguf(source):
-        return _gguf_start(Path(source).expanduser().resolve(), recipe)
+        file = Path(source).expanduser().resolve()
+        read_header(file)  # a file that is none is told first
+        return _start_by_size(str(file), recipe)
     if is_hub_name(source):
-        return _hub_start(source, recipe)
+        return _start_by_size(source, recipe)
     folder = folder_of(Path(source))
     if not (folder / "config.json").is_file():
         hint = "Pass a folder that holds a config.json, or a hub name."
@@ -86,23 +88,6 @@ def _tiny_start(recipe: str | None, schema_chars: int) -> TrainingStart:
     return TrainingStart(includes, settings, "tiny", "the tiny model, made from scratch")
 
 
-def _gguf_start(file: Path, recipe: str | None) -> TrainingStart:
-    n_weights = read_header(file).n_weights
-    return _language_model_start(str(file), n_weights, recipe, about=f"{file.name} ({_millions(n_weights)})")
-
-
-def _hub_start(name: str, recipe: str | None) -> TrainingStart:
-    n_weights = count_weights(name)
-    if n_weights is None:
-        shipped = require_shipped(recipe or DEFAULT_RECIPE)
-        return _adapter_start(name, shipped, about=f"{name}, whose size nothing here tells")
-    return _language_model_start(name, n_weights, recipe, about=f"{name} ({_millions(n_weights)})")
-
-
-def _millions(n_weights: int) -> str:
-    return f"{n_weights / 1e6:,.0f} million weights"
-
-
 def _checkpoint_start(folder: Path, recipe: str | None) -> TrainingStart:
     """A checkpoint; the prompt and the budgets are those of its card, if it has one."""
     card = read_card(folder)
@@ -116,9 +101,7 @@ def _checkpoint_start(folder: Path, recipe: str | None) -> TrainingStart:
         model_settings = {"model": {"source": source}}
         start = TrainingStart(includes, model_settings, "tiny", f"{source}, all of its weights")
     else:
-        gigabytes = weight_bytes(folder) / 1e9
-        n_weights = count_in_folder(folder)
-        start = _language_model_start(source, n_weights, shipped, f"{source} ({gigabytes:.1f} GB)")
+        start = _start_by_size(source, shipped)
     if card is None:
         return start
     settings = recipes.laid_over(start.settings, _card_settings(card))
@@ -136,8 +119,13 @@ def _card_settings(card: CheckpointCard) -> dict[str, Any]:
     return settings
 
 
-def _language_model_start(source: str, n_weights: int, recipe: str | None, about: str) -> TrainingStart:
-    """A language model: all weights of a small one are trained, adapters of a large one."""
+def _start_by_size(source: str, recipe: str | None) -> TrainingStart:
+    """A language model: all weights of a small one are trained, adapters of a large one or of one of unknown size."""
+    n_weights = count_weights(source)
+    if n_weights is None:
+        shipped = require_shipped(recipe or DEFAULT_RECIPE)
+        return _adapter_start(source, shipped, about=f"{source}, whose size nothing here tells")
+    about = f"{source} ({n_weights / 1e6:,.0f} million weights)"
     if n_weights > LAPTOP_WEIGHTS:
         shipped = require_shipped(recipe or DEFAULT_RECIPE)
         return _adapter_start(source, shipped, about)
@@ -160,6 +148,8 @@ def source_of(model: str) -> str:
 
     A file that was fetched from the package index comes before the hub.
     """
+    if "/" in model:
+        return model
     folder = recipes.CONF / "models"
     matches = [folder / f"{model}.yaml"]
     if not matches[0].is_file():

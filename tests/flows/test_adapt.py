@@ -293,6 +293,45 @@ def test_a_model_of_the_hub_that_was_fetched_is_counted_without_the_hub(hub_cach
     assert count_weights("a/other") is None
 
 
+def test_pickled_weights_are_of_unknown_size(tmp_path):
+    """They may be of any; a model of seven billion is no model for a laptop."""
+    (tmp_path / "config.json").write_text("{}")
+    with (tmp_path / "pytorch_model.bin").open("wb") as file:
+        file.truncate(15_000_000_000)
+    start = training_start(str(tmp_path), None, 100)
+    assert (start.includes, start.scale) == (("recipes/sql_trail",), "gpu")
+    assert "whose size nothing here tells" in start.about
+
+
+def test_a_mistyped_folder_and_a_damaged_file_are_one_line(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "run1.yaml").write_text("a: 1\n")
+    monkeypatch.chdir(tmp_path / "work")
+    for place in ("../ckpt", "./ckpt", "ckpt/../none", str(tmp_path / "run1")):
+        with pytest.raises(DataError, match="no model in"):
+            training_start(place, None, 100)
+    with pytest.raises(DataError, match="the hub has no model a--b/c"):
+        training_start("a--b/c", None, 100)
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "config.json").write_text("{}")
+    with (damaged / "model.safetensors").open("wb") as file:
+        file.truncate(300_000_000)
+    with pytest.raises(DataError, match="damaged"):
+        training_start(str(damaged), None, 100)
+
+
+def test_a_recipe_that_is_no_text_is_kept_beside_the_new_one(shop):
+    asked = gather(Path("own.csv"), None, str(shop / "shop.sqlite"))
+    start = training_start(None, None, 100)
+    path = recipe_file.recipe_path("shop")
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"title: caf\xe9\n")
+    old = recipe_file.write_recipe("shop", recipe_file.recipe_values("shop", start, asked), start, asked)
+    assert old.read_bytes() == b"title: caf\xe9\n"
+    assert recipes.load("recipes/shop.yaml").name == "shop"
+
+
 def test_what_cannot_start_is_refused():
     with pytest.raises(DataError, match="too long for the tiny model"):
         training_start(None, None, 100_000)
