@@ -13,6 +13,8 @@ from typing import Any
 
 from pipelines.core.errors import DataError, ResourceError, first_line
 from pipelines.core.store import cached_digest
+from pipelines.core.types import plain
+from pipelines.recipe.yaml_files import yaml_text
 
 VERSION = 1  # version of the folders that `write_folder` makes
 LINK = "model.gguf"
@@ -163,9 +165,14 @@ def _require_whole_model(header: Header) -> None:
     kind = fields.get("general.type", "model")
     if kind != "model" or not header.tensors:
         raise DataError(f"{file} is no language model but {kind!r} of {len(header.tensors)} tensors", ANOTHER)
-    if int(fields.get("split.count", 1)) > 1:
+    parts = fields.get("split.count", 1)
+    if parts not in (0, 1):  # a file that was joined has 0
         hint = "Join them: llama-gguf-split --merge FIRST_FILE OUT.gguf"
-        raise DataError(f"{file} is one of {fields['split.count']} parts of a model", hint)
+        raise DataError(f"{file} is one of {parts} parts of a model", hint)
+    if "general.architecture" not in fields:
+        raise DataError(f"{file} does not name its architecture", ANOTHER)
+    if not isinstance(fields.get(f"{header.architecture}.context_length"), int):
+        raise DataError(f"{file} does not say how many tokens its context has", ANOTHER)
     if not header.n_tokens:
         raise DataError(f"{file} has no tokenizer", ANOTHER)
     if not fields.get("tokenizer.chat_template"):
@@ -251,14 +258,14 @@ def _pre_tokenizer(split: str, file: Path) -> Any:
 def _card(header: Header) -> str:
     """The README of the folder: the file, its types of weights, and its licence as the file names it."""
     fields = header.fields
-    title = fields.get("general.name") or header.file.stem
+    title = plain(str(fields.get("general.name") or header.file.stem))
     licence = fields.get("general.license")
     counts = [f"{count} tensors {name}" for name, count in header.types.most_common()]
     types = ", ".join(counts)
     digest = cached_digest(header.file)
     head = ""
     if licence:
-        head = f"---\nlicense: {licence}\n---\n\n"
+        head = f"---\n{yaml_text({'license': plain(str(licence))})}---\n\n"
     return (
         f"{head}# {title}\n\n"
         f"Weights of the GGUF file `{header.file.name}` (sha256 {digest}), {header.n_weights:,} of "

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.store import Store
@@ -177,6 +179,9 @@ def test_a_file_that_cannot_be_read_is_one_line(exported, tmp_path, monkeypatch)
             file, tmp_path / "5.gguf", change={"general.type": ("adapter", text)}
         ),
         "is one of 2 parts": copy(file, tmp_path / "6.gguf", change={"split.count": (2, gguf.GGUFValueType.UINT16)}),
+        "is one of many parts": copy(file, tmp_path / "10.gguf", change={"split.count": ("many", text)}),
+        "does not say how many tokens its context has": copy(file, tmp_path / "11.gguf", drop=["qwen3.context_length"]),
+        "does not name its architecture": nameless(tmp_path / "12.gguf"),
         "splits a text as 'viking'": copy(file, tmp_path / "7.gguf", change={"tokenizer.ggml.pre": ("viking", text)}),
         "scales its positions": copy(file, tmp_path / "8.gguf", change={"qwen3.rope.scaling.type": ("yarn", text)}),
         "and its architecture has": copy(
@@ -197,6 +202,34 @@ def test_a_file_that_cannot_be_read_is_one_line(exported, tmp_path, monkeypatch)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ResourceError, match=r"needs the package gguf.*pip install 'sqltrain\[gguf\]'"):
         read_header(file)
+
+
+def nameless(file):
+    """A whole model's fields but its architecture."""
+    writer = gguf.GGUFWriter(file, "qwen3")
+    writer.kv_data[0].pop("general.architecture")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
+    writer.add_string("tokenizer.chat_template", "{{ messages }}")
+    writer.add_tensor("token_embd.weight", np.zeros((2, 2), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_what_a_file_says_of_itself_is_text_in_its_folders_readme(exported, tmp_path):
+    text = gguf.GGUFValueType.STRING
+    said = {
+        "general.license": ("mit\nbase_model: evil\n---\n<script>", text),
+        "general.name": ("Agent\n# Another\x1b[2J", text),
+    }
+    file = copy(exported / "agent" / "agent-bf16.gguf", tmp_path / "said.gguf", change=said)
+    write_folder(file, tmp_path / "out")
+    readme = (tmp_path / "out" / "README.md").read_text()
+    _, head, body = readme.split("---\n", 2)
+    assert yaml.safe_load(head) == {"license": r"mit\nbase_model: evil\n---\n<script>"}
+    assert body.splitlines()[1] == r"# Agent\n# Another\x1b[2J"
 
 
 def test_a_command_takes_a_file_as_it_takes_a_folder(exported, tmp_path, sqltrain):
