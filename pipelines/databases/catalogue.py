@@ -97,7 +97,8 @@ def _examine_table(table: Table, samples: Samples, rows: int | None) -> Iterator
 
 def _examine_column(where: str, name: str, values: Sequence[Scalar], is_key: bool) -> Iterator[DatabaseFinding]:
     texts = [value.strip() for value in values if isinstance(value, str)]
-    if _PERSONAL.search(name) or _are_mostly_emails(values, texts):
+    is_personal = _PERSONAL.search(name) is not None or _are_mostly_emails(values, texts)
+    if is_personal:
         advice = "looks like personal data: set `hidden: true` unless questions may reach it"
         yield DatabaseFinding("personal data", where, advice)
     if _is_cryptic(name):
@@ -110,7 +111,7 @@ def _examine_column(where: str, name: str, values: Sequence[Scalar], is_key: boo
         shown_formats = ", ".join(formats)
         advice = f"dates in several forms ({shown_formats}): comparing them as text goes wrong"
         yield DatabaseFinding("mixed dates", where, advice)
-    if not is_key and _holds_codes(name, values, texts):
+    if not is_key and not is_personal and _holds_codes(name, values, texts):
         distinct = set(values)
         codes = ", ".join(sorted(map(str, distinct)))
         advice = f"holds codes ({codes}): say in its description what they mean"
@@ -158,13 +159,14 @@ def connection_role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None
 
 
 def read_catalogue(
-    named: OpenableDatabase, password_env: str | None, schemas: Sequence[str] = ()
+    named: OpenableDatabase, password_env: str | None, schemas: Sequence[str] = (), old: DatabaseCard | None = None
 ) -> tuple[DatabaseCard, list[DatabaseFinding]]:
     """Read the card of a database that can be opened, and its likely problems.
 
     Args:
         password_env: the environment variable that holds the password, for the card.
         schemas: those of a DuckDB file that are read; () for all.
+        old: an earlier card; no value of what it hides is looked at, told or written.
     """
     database = named.database
     schema = introspect(database)
@@ -174,6 +176,8 @@ def read_catalogue(
         raise _no_tables(database)
     comments = read_comments(database)
     samples, rows = _sample_tables(database, schema)
+    if old is not None:
+        samples = {name: _not_hidden(of_table, old.tables.get(name)) for name, of_table in samples.items()}
     findings = find_problems(schema, samples, rows)
     findings += _unread_tables(schema, samples, rows)
     personal = {finding.where for finding in findings if finding.kind == "personal data"}
@@ -194,6 +198,16 @@ def read_catalogue(
         tables=tables,
     )
     return card, findings
+
+
+def _not_hidden(samples: Samples, card: TableCard | None) -> Samples:
+    """The values of the columns that a table's earlier card does not hide."""
+    if card is None:
+        return samples
+    if card.hidden:
+        return {}
+    hidden = {name for name, column in card.columns.items() if column.hidden}
+    return {name: values for name, values in samples.items() if name not in hidden}
 
 
 def _table_card(

@@ -100,6 +100,32 @@ def test_a_renewed_card_keeps_what_is_hidden_also_of_what_is_not_there_now():
     assert (renewed.tables["u"].rows, column.hidden, column.description) == (2, True, "mine")
 
 
+def test_no_value_of_what_is_hidden_is_told_or_written_by_a_second_look(tmp_path, sqltrain, monkeypatch):
+    """Its card has no example values any more, and the database still has them; codes of personal data are no hint."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"('{grade}', '{visa}', 'x')" for grade, visa in zip("QWQWQ", "ZVZVZ", strict=True)]
+    build_database(
+        "school.sqlite",
+        "CREATE TABLE person (grade TEXT, passport_code TEXT, kind TEXT)",
+        f"INSERT INTO person VALUES {', '.join(rows)}",
+        "CREATE TABLE pay (grade TEXT)",
+        "INSERT INTO pay VALUES ('K'), ('J'), ('K'), ('J'), ('K')",
+    )
+    said = sqltrain.ok("connect", "school.sqlite")
+    assert "person.grade: holds codes (Q, W)" in said
+    assert "(V, Z)" not in said
+    place = Path("databases/school.yaml")
+    known = yaml.safe_load(place.read_text(encoding="utf-8"))
+    known["tables"]["person"]["columns"]["grade"] = {"type": "TEXT", "hidden": True}
+    known["tables"]["pay"] = {"hidden": True, "columns": {"grade": {"type": "TEXT"}}}
+    place.write_text(yaml.safe_dump(known), encoding="utf-8")
+    said = sqltrain.ok("connect", "school")
+    assert "holds codes" not in said
+    tables = card.read(place).tables
+    assert tables["person"].columns["grade"].values == tables["pay"].columns["grade"].values == ()
+    assert tables["person"].columns["kind"].values == ("x",)
+
+
 def test_an_example_value_that_is_cut_ends_in_an_ellipsis(tmp_path, sqltrain, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = f"('{'x' * 40}'), ('{'y' * 41}')"
