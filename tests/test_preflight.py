@@ -22,6 +22,8 @@ good: {base_url: 'http://localhost:1', model: m}
 locked: {base_url: 'http://localhost:1', model: m, key_env: NO_SUCH_KEY}
 """
 
+ADAMW = ("sft.optimizer={kind: adamw}", "grpo.optimizer={kind: adamw}")
+
 
 @pytest.fixture(autouse=True)
 def endpoints(tmp_path, monkeypatch):
@@ -51,6 +53,9 @@ def look(store, *overrides, until=None):
         (["protocol.schema_view=filtered"], "needs a linker"),
         (["difficulty.explore=10", "difficulty.explore_parts=[1, 2, 3, 4]"], "4 parts for"),
         (["model.lora={bits: 4}", "hardware.deepspeed=zero3"], "no base of 4 bits"),
+        ([*ADAMW, "hardware.deepspeed=zero9"], "no such file zero9.*zero2, zero3"),
+        (["hardware.deepspeed=zero2"], "muon needs whole matrices"),
+        ([*ADAMW, f"hardware.deepspeed={__file__}"], "is no JSON"),
         (["synthesis.teacher.kind=policy"], "the tiny one has learned nothing.*model.source"),
         (["data.sft={kind: spider}", "data.rl=[{}, {kind: bird}]"], r"data\.sft, data\.rl\.1 of miniature: no path"),
         ([f"data.sft={{kind: jsonl, path: {__file__}, options: {{database: 'a://b:s3cret@h/d'}}}}"], "a password"),
@@ -86,6 +91,9 @@ def test_what_training_needs_of_this_machine_is_looked_for_before_the_first_stag
         with pytest.raises(ResourceError, match="no CUDA device"):
             look(tmp_path, setting)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ResourceError, match=r"DeepSpeed is not installed.*sqltrain\[gpu\].*hardware\.python"):
+        look(tmp_path, *ADAMW, "hardware.deepspeed=zero2")
+    look(tmp_path, *ADAMW, "hardware.deepspeed=zero2", "hardware.launch=[torchrun]", "hardware.processes=1")
     with pytest.raises(ResourceError, match=r"needs bitsandbytes.*sqltrain\[qlora\]"):
         look(tmp_path, "model.lora={bits: 4}")
 

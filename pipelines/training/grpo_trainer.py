@@ -113,6 +113,7 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         super().__init__(
             reward_funcs=[reward], rollout_func=lambda prompts, trainer: trainer._rollout(prompts), **kwargs
         )
+        self.require_no_balancing(plan.recipe.hardware.micro_tokens)
         for network in (self.model, self.ref_model):
             if network is not None:
                 packing.use_packed_attention(self.accelerator.unwrap_model(network))
@@ -216,8 +217,9 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
     def _start_ahead(self, ahead: RolloutsAhead, index: int, first: int, count: int) -> None:
         """Begin the generations after this one, up to `grpo.staleness` of them, that are not yet on their way.
 
-        In process none is sampled ahead of a checkpoint: a resumed run, which has the checkpoint's weights alone, makes
-        the same ones. Servers promise no such thing.
+        In process none is sampled ahead of a checkpoint of `grpo.save_steps`: a run that resumes there, with the
+        checkpoint's weights alone, makes the same ones. Servers promise no such thing, and a run that was asked to stop
+        between two of these checkpoints samples anew what was on its way.
 
         Args:
             index: this generation's number.
@@ -545,8 +547,9 @@ class GrpoTrainer(TrainerMixin, GRPOTrainer):  # type: ignore[misc]
         """The rows of each forward, and how many forwards at the end only repeat the first row."""
         max_tokens = self.plan.recipe.hardware.micro_tokens
         if max_tokens is not None and self._loss_forward is None:  # a loss is given a part that is split already
-            # Without a backward no process waits for another: the forwards need not be as many on each.
-            return split_by_tokens(input_ids, attention_mask, rows, max_tokens, packs), 0
+            parts = split_by_tokens(input_ids, attention_mask, rows, max_tokens, packs)
+            repeats = self.max_over_ranks(len(parts)) - len(parts)  # ZeRO-3 gathers weights in each forward
+            return parts + [rows[:1]] * repeats, repeats
         size = batch_size or len(input_ids)
         if packs:
             order = prefix_order(input_ids[rows], attention_mask[rows])

@@ -213,7 +213,8 @@ def setup(recipe: Recipe, kind: Literal["sft", "grpo"], gpus: int) -> Setup:
     if kind == "sft":
         share = max(1, recipe.sft.batch // gpus)
         rows = micro_rows(share, recipe.sft.micro_batch)
-        return Setup(way, gpus, rows, recipe.sft.max_tokens, 0, half, rank)
+        most = hardware.micro_tokens if recipe.sft.group_by == "prefix" else None
+        return Setup(way, gpus, rows, recipe.sft.max_tokens, 0, half, rank, most=most)
     grpo = recipe.grpo
     is_served = recipe.rollout.policy != IN_PROCESS
     share = max(1, grpo.questions_per_step * grpo.group // gpus)
@@ -398,6 +399,8 @@ def _gib(n_bytes: int) -> str:
 def to_lower(recipe: Recipe, kind: str) -> list[str]:
     """The settings that training takes less memory with when they are lower, as far as this recipe may have them."""
     if kind == "sft":
+        if recipe.sft.group_by == "prefix":
+            return ["hardware.micro_tokens", "sft.micro_batch"]
         return ["sft.micro_batch"]
     knobs = ["grpo.micro_batch"]
     if not LOSSES[recipe.grpo.loss].by_micro_batch:

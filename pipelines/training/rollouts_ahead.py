@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -73,7 +74,8 @@ class RolloutsAhead:
                 shared[name].copy_(value)
         order = RolloutOrder(list(ids), generation, first, places)
         self._pending.append((order, step))
-        self._pipe.send(order)
+        with _dead_sampler_told():
+            self._pipe.send(order)
 
     def take(self, ids: Sequence[str]) -> Generation | None:
         """The generation of these ids that was begun, with the seconds that were waited for it; None if none was."""
@@ -82,11 +84,8 @@ class RolloutsAhead:
         order, step = self._pending.popleft()
         assert order.ids == list(ids)
         started = perf_counter()
-        try:
+        with _dead_sampler_told():
             generation = self._pipe.recv()
-        except EOFError:
-            hint = "Was memory short? Run again: training goes on from its last checkpoint."
-            raise TrainingError("the process that samples ahead has died", hint) from None
         if isinstance(generation, Exception):
             raise generation
         assert isinstance(generation, Generation)
@@ -101,6 +100,16 @@ class RolloutsAhead:
         self._pipe.close()
         self._process.terminate()
         self._process.join()
+
+
+@contextlib.contextmanager
+def _dead_sampler_told() -> Iterator[None]:
+    """Raises TrainingError where the pipe to the process that samples ahead is broken."""
+    try:
+        yield
+    except (EOFError, OSError):
+        hint = "Was memory short? Run again: training goes on from its last checkpoint."
+        raise TrainingError("the process that samples ahead has died", hint) from None
 
 
 def _shared_copy(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

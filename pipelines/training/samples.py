@@ -129,7 +129,8 @@ Runs = tuple[list[list[int]], list[int]]  # full runs of samples, and the sample
 def order_by_length(lengths: Sequence[int], micro_batch: int, total: int, seed: int) -> list[int]:
     """Indices of `total` samples, so that each run of `micro_batch` holds samples of like length.
 
-    Every sample is used once before any is used again.
+    Every sample is used once before any is used again, except for fewer than `micro_batch` that no run is left for:
+    they come within the next pass.
     """
     window_size = micro_batch * WINDOW
 
@@ -151,7 +152,8 @@ def order_by_group(groups: Sequence[int], micro_batch: int, total: int, seed: in
     """Indices of `total` samples, so that each run of `micro_batch` holds samples of one group.
 
     Left-over samples of several groups fill runs together, neighbours again being of one group. Runs are shuffled: an
-    optimiser step mixes groups. Every sample is used once before any is used again.
+    optimiser step mixes groups. Every sample is used once before any is used again, except for fewer than `micro_batch`
+    that no run is left for: they come within the next pass.
 
     Args:
         groups: the group of each sample (see `prefix_groups`).

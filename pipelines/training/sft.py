@@ -47,7 +47,10 @@ class SftTrainer(trainer.TrainerMixin, SFTTrainer):  # type: ignore[misc]
         self.computed = 0  # tokens that went through the network in this step
         super().__init__(**kwargs)
         network = self.accelerator.unwrap_model(self.model)
-        self.packs = plan.recipe.sft.group_by == "prefix" and packing.supports_packing(network)
+        groups_prefixes = plan.recipe.sft.group_by == "prefix"
+        self.packs = groups_prefixes and packing.supports_packing(network) and not self.aux_loss_enabled
+        self.max_tokens = plan.recipe.hardware.micro_tokens if groups_prefixes else None
+        self.require_no_balancing(self.max_tokens)
         if self.packs:
             packing.use_packed_attention(network)
 
@@ -57,25 +60,24 @@ class SftTrainer(trainer.TrainerMixin, SFTTrainer):  # type: ignore[misc]
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """TRL's loss; where samples are grouped by prefix, each prefix is computed once."""
         compute = super().compute_loss
-        if not self.packs:
-            loss: Tensor = compute(model, inputs, *args, **kwargs)
-            return loss
-        rows = packing.PackedRowsModel(model)
         parts = self._split_micro_batch(inputs)
+        if not self.packs:
+            return self.in_parts(model, parts, lambda part: compute(model, part, *args, **kwargs))
+        rows = packing.PackedRowsModel(model)
         loss = self.in_parts(model, parts, lambda part: compute(rows, part, *args, **kwargs))
         self.computed += rows.computed
         return loss
 
     def _split_micro_batch(self, inputs: dict[str, Any]) -> list[dict[str, Any]]:
         """A micro-batch in parts of at most `hardware.micro_tokens`, as many on every process."""
-        max_tokens = self.plan.recipe.hardware.micro_tokens
+        max_tokens = self.max_tokens
         if max_tokens is None:
             return [inputs]
         ids = inputs["input_ids"]
         mask = inputs["attention_mask"]
         every_row = torch.arange(len(ids), device=ids.device)
         parts = []
-        for rows in split_by_tokens(ids, mask, every_row, max_tokens, shares_prefixes=True):
+        for rows in split_by_tokens(ids, mask, every_row, max_tokens, shares_prefixes=self.packs):
             parts.append({name: values[rows] for name, values in inputs.items()})
         missing = self.max_over_ranks(len(parts)) - len(parts)
         for _ in range(missing):  # a process with fewer parts computes a row without labels

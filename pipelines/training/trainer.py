@@ -1,6 +1,5 @@
 """What both trainers share: their optimiser, arguments, resuming, and the final model."""
 
-import json
 import os
 import shutil
 import warnings
@@ -18,16 +17,14 @@ from transformers import PrinterCallback, TrainerCallback
 from pipelines.core.errors import RecipeError, StoppedError, TrainingError
 from pipelines.core.processes import on_sigterm
 from pipelines.core.registry import OPTIMIZERS
-from pipelines.recipe.recipes import CONF
 from pipelines.rollout.model_loading import load
 from pipelines.rollout.policies.factories import device
 from pipelines.training.fused_head import patch_trl_lm_head
+from pipelines.training.hardware import deepspeed_file
 from pipelines.training.model import whole_weights
 from pipelines.training.muon import MuonAdamW
 from pipelines.training.plan import ADAPTER, CHECKPOINTS, MODEL, STOP, Plan
 from pipelines.training.record import WHOLE, CurveRecorder, last_whole_checkpoint
-
-COARSE_MASTERS = "bf16_master_weights_and_grads"  # DeepSpeed's name for a run without float32 weights
 
 
 class Preemption(TrainerCallback):  # type: ignore[misc]
@@ -71,6 +68,7 @@ class TrainerMixin:
     model: Any
     accelerator: Any
     is_deepspeed_enabled: bool
+    aux_loss_enabled: bool  # whether the model balances its experts by a loss
 
     def create_optimizer(self, model: Any = None) -> Any:
         """The recipe's optimiser; if its maker returns None, transformers makes one from the arguments."""
@@ -100,6 +98,21 @@ class TrainerMixin:
                 self.accelerator.backward(loss, **unscaled)
             before = before + loss.detach()
         return compute(parts[-1]) + before
+
+    def require_no_balancing(self, max_tokens: int | None) -> None:
+        """Refuse to cut the micro-batches of a model of experts: its balancing loss is one of a whole micro-batch.
+
+        Args:
+            max_tokens: of a part; None if they are not cut.
+
+        Raises:
+            RecipeError: they would be.
+        """
+        if max_tokens is not None and self.aux_loss_enabled:
+            raise RecipeError(
+                "hardware.micro_tokens cuts micro-batches, and this model balances its experts over whole ones",
+                "Set hardware.micro_tokens=null, and lower the stage's micro_batch if memory is full.",
+            )
 
     def max_over_ranks(self, count: int) -> int:
         """The largest of the processes' counts."""
@@ -147,28 +160,6 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def deepspeed_file(plan: Plan) -> str | None:
-    """DeepSpeed's configuration: a file of one's own, or one of `infra/deepspeed/` by name ("zero2", "zero3")."""
-    name = plan.recipe.hardware.deepspeed
-    kind = plan.optimizer.kind
-    if name is None:
-        return None
-    if OPTIMIZERS[kind].whole_matrices:
-        raise RecipeError(f"{kind} needs whole matrices, and DeepSpeed cuts them up", "Set optimizer.kind=adamw.")
-    folder = CONF.parent / "infra" / "deepspeed"
-    path = folder / f"{name}.json"
-    if not path.is_file():
-        path = Path(name)
-    if not path.is_file():
-        stems = sorted(file.stem for file in folder.glob("*.json"))
-        names = ", ".join(stems)
-        raise RecipeError(f"hardware.deepspeed: no such file {name}", f"Give a JSON file or one of: {names}.")
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    if settings.get("bf16", {}).get(COARSE_MASTERS):
-        raise RecipeError(f"{path}: {COARSE_MASTERS} rounds small updates away", "Let ZeRO keep its float32 weights.")
-    return str(path)
-
-
 def keeps_small_updates(network: nn.Module) -> None:
     """Refuse to train weights that cannot hold an optimiser's small updates.
 
@@ -209,7 +200,7 @@ def common(plan: Plan, steps: int, save_steps: int) -> dict[str, Any]:
         "bf16": plan.recipe.model.compute_dtype == "bfloat16",
         "activation_checkpointing": not is_cpu,
         "dataloader_pin_memory": not is_cpu,
-        "deepspeed": deepspeed_file(plan),
+        "deepspeed": deepspeed_file(plan.recipe.hardware.deepspeed, plan.optimizer.kind),
         "save_strategy": "steps",
         "save_steps": save_steps,
         "save_total_limit": 2,

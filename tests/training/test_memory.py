@@ -65,6 +65,16 @@ def test_adapters_leave_the_base_in_bfloat16():
     assert used.copies == 2 * 3584 * 18944  # the largest matrix, as it is computed with
 
 
+def test_micro_tokens_bound_sft_by_prefix():
+    """And nothing of SFT by length, which has no parts."""
+    by_prefix = recipes.load("smollm2", ["hardware.micro_tokens=1536"])
+    assert memory.setup(by_prefix, "sft", 1).most == 1536
+    assert memory.to_lower(by_prefix, "sft") == ["hardware.micro_tokens", "sft.micro_batch"]
+    by_length = recipes.load("smollm2", ["hardware.micro_tokens=1536", "sft.group_by=length"])
+    assert memory.setup(by_length, "sft", 1).most is None
+    assert memory.to_lower(by_length, "sft") == ["sft.micro_batch"]
+
+
 def test_what_is_not_needed_at_the_same_time_is_not_added_up():
     alone, both = estimate_memory(SEVEN, how("lora", rank=32)), estimate_memory(SEVEN, how("lora", rank=32, slots=8))
     assert both.cache == 9 * 4096 * 57_344 < both.activations

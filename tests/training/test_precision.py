@@ -10,9 +10,9 @@ from accelerate import Accelerator
 from peft import get_peft_model
 
 from pipelines.core.errors import RecipeError
-from pipelines.recipe.config import Hardware, Lora, Optimizer
+from pipelines.recipe.config import Lora, Optimizer
 from pipelines.rollout.model_loading import load
-from pipelines.training import child, model, trainer
+from pipelines.training import child, hardware, model, trainer
 from pipelines.training import model as weights
 from pipelines.training.model import load_to_train
 
@@ -83,14 +83,11 @@ def test_weights_that_lose_small_updates_are_refused(taught, recipe):
     assert load_to_train(taught, adapted)[0].dtype == torch.bfloat16
 
 
-def test_deepspeed_without_float32_weights_is_refused(small, tmp_path):
+def test_deepspeed_without_float32_weights_is_refused(tmp_path):
     path = tmp_path / "own.json"
-    path.write_text(json.dumps({"bf16": {"enabled": True, trainer.COARSE_MASTERS: True}}))
-    made = small("sft")
-    hardware = Hardware(deepspeed=str(path))
-    made = made.model_copy(update={"recipe": made.recipe.model_copy(update={"hardware": hardware})})
+    path.write_text(json.dumps({"bf16": {"enabled": True, hardware.COARSE_MASTERS: True}}))
     with pytest.raises(RecipeError, match="rounds small updates away"):
-        trainer.deepspeed_file(made)
+        hardware.deepspeed_file(str(path), "adamw")
 
 
 bitsandbytes = pytest.mark.services  # a package that README's test command does not install

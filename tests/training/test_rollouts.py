@@ -2,11 +2,13 @@
 
 import dataclasses
 import math
+import multiprocessing
+from collections import deque
 
 import pytest
 import torch
 
-from pipelines.core.errors import BoundaryError, EndpointError, RecipeError
+from pipelines.core.errors import BoundaryError, EndpointError, RecipeError, TrainingError
 from pipelines.core.store import Store
 from pipelines.core.types import StopReason, Trajectory
 from pipelines.databases.of_recipe import sql_engine
@@ -22,6 +24,7 @@ from pipelines.stages.synthesize import TeacherEngines as Teachers
 from pipelines.training.generation_log import episode_metrics, format_errors
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import FULL, Generation, PaidEpisode, Rollouts, split_prompt
+from pipelines.training.rollouts_ahead import RolloutsAhead
 
 RIGHT, WRONG = "<solution> SELECT count(*) FROM singer</solution>", "<solution> SELECT 0</solution>"
 
@@ -207,3 +210,21 @@ def test_the_weights_decide_the_key_of_the_demonstrations(taught, checkpoint, re
     assert key(taught) != key(checkpoint)
     with pytest.raises(RecipeError, match="the tiny one has learned nothing"):
         Teachers(of(recipe, "tiny"), tmp_path)
+
+
+@pytest.mark.parametrize("has_order", [False, True])
+def test_a_sampler_that_has_died_is_one_line(has_order):
+    """Before an order is sent, and while one waits to be read: a pipe without a reader, and one that was reset."""
+    ahead = RolloutsAhead.__new__(RolloutsAhead)
+    ahead._pipe, other = multiprocessing.Pipe()
+    ahead._pending = deque()
+    told = pytest.raises(TrainingError, match=r"the process that samples ahead has died\. Was memory short\?")
+    if has_order:
+        ahead.start(["q0"], 1, 0, 0)
+        other.close()
+        with told:
+            ahead.take(["q0"])
+    else:
+        other.close()
+        with told:
+            ahead.start(["q0"], 1, 0, 0)

@@ -5,9 +5,10 @@ import json
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
+from pipelines.core.errors import RecipeError
 from pipelines.training import packing
 from pipelines.training.samples import IGNORED, Sample, order_by_group, prefix_groups
 
@@ -132,6 +133,68 @@ def test_a_run_by_prefix_learns_what_a_run_by_length_learns(plan, train, micro_t
     assert len(got) == 3
     for ours, theirs in zip(got, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_a_model_that_cannot_be_packed_has_its_micro_batches_cut_too(plan, train, monkeypatch):
+    """As one with windows: parts of 150 tokens, or of a row, with the losses of whole micro-batches."""
+    monkeypatch.setattr(packing, "supports_packing", lambda network: False)
+    losses = {}
+    for micro_tokens in (None, 150):
+        run = plan("sft", f"of-{micro_tokens}", batch=6, micro_batch=6, epochs=2, group_by="prefix")
+        settings = run.recipe.hardware.model_copy(update={"micro_tokens": micro_tokens})
+        run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"hardware": settings})})
+        trainer = train(run)
+        losses[micro_tokens] = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    micro_batch = next(iter(trainer.get_train_dataloader()))
+    parts = trainer._split_micro_batch(micro_batch)
+    assert len(parts) > 1
+    for part in parts:
+        rows, width = part["attention_mask"].shape
+        assert rows == 1 or part["attention_mask"].sum() - rows <= 150  # a row's last token is computed nowhere
+        assert width == micro_batch["attention_mask"].shape[1]
+    assert len(losses[150]) == 2
+    assert losses[150] == pytest.approx(losses[None], rel=1e-4)
+
+
+@pytest.fixture
+def experts(plan, checkpoint, tmp_path):
+    """A plan of SFT by prefix of a small mixture of experts, whose library balances them by a loss of its own."""
+    folder = tmp_path / "experts"
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.save_pretrained(folder)
+    shape = Qwen3MoeConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    Qwen3MoeForCausalLM(shape).save_pretrained(folder)
+    run = plan("sft", batch=6, micro_batch=6, epochs=1, group_by="prefix")
+    return run.model_copy(update={"checkpoint_in": str(folder)})
+
+
+def test_a_mixture_of_experts_is_trained_on_whole_rows(experts, train):
+    """Its balancing loss is one of the rows as they are."""
+    trainer = train(experts)
+    assert trainer.aux_loss_enabled
+    assert not trainer.packs
+    (loss,) = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert 0 < loss < 10
+
+
+def test_micro_tokens_are_refused_for_a_mixture_of_experts(experts, train):
+    """Each part would have a balancing loss of its own, and a micro-batch as many as it has parts."""
+    settings = experts.recipe.hardware.model_copy(update={"micro_tokens": 150})
+    run = experts.model_copy(update={"recipe": experts.recipe.model_copy(update={"hardware": settings})})
+    with pytest.raises(
+        RecipeError, match=r"hardware\.micro_tokens cuts micro-batches, and this model balances its exp"
+    ):
+        train(run)
 
 
 def test_computed_tokens_are_recorded(plan, train):
