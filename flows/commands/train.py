@@ -111,10 +111,13 @@ def adapt(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="A name of conf/models or its beginning, a folder, a GGUF file or a hub name; else the tiny model."),
+        typer.Option(help="A name of conf/models, a folder, a GGUF file or a hub name; else the tiny model."),
     ] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="A shipped recipe; else a checkpoint's own, smollm2 for a small language model, or sql_trail.")
+        str | None,
+        typer.Option(
+            help="A shipped recipe; else a checkpoint's own, smollm2 for a small language model, or sql_trail."
+        ),
     ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Write the recipe, say what it takes, and stop.")] = False,
     json_output: JsonOutput = False,

@@ -134,10 +134,9 @@ def write_recipe(
     old_path = None
     with writing_to(path, "Run it in a folder of your own."):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_file():
-            if path.read_bytes() != text.encode():
-                old_path = _unused_old_path(path)
-                path.rename(old_path)
+        if path.is_file() and path.read_bytes() != text.encode():
+            old_path = _unused_old_path(path)
+            path.rename(old_path)
         write_atomic(path, text)
     return old_path
 
