@@ -1,5 +1,6 @@
 """Commands that evaluate: evaluate, compare, report, score."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,7 +29,7 @@ from pipelines.evaluation.paired_comparison import Comparison
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.opening import open_recipe
 from pipelines.report import console_text, writer
-from pipelines.report.data import ReportData
+from pipelines.report.data import ReportData, System
 from pipelines.stages import evaluation_gate, find_evaluations, graph, policy_evaluation
 from pipelines.stages.answerer import Answerer
 from pipelines.stages.evaluation_gate import GateVerdict
@@ -208,7 +209,7 @@ def compare(
     if json_output:
         emit(comparison_values(data, loaded))
     if fail_if is not None:
-        exit_by_comparison(data.comparisons, fail_if)
+        exit_by_comparison(gated_comparisons(data, loaded), fail_if)
 
 
 def print_comparison(data: ReportData, runs: Sequence[EvaluationRun], flips: int) -> None:
@@ -241,6 +242,25 @@ def comparison_values(data: ReportData, runs: Sequence[EvaluationRun]) -> dict[s
         }
     comparisons = [to_dict(comparison) for comparison in data.comparisons]
     return {"equality": data.equality, "runs": by_run, "comparisons": comparisons}
+
+
+def gated_comparisons(data: ReportData, runs: Sequence[EvaluationRun]) -> list[Comparison]:
+    """The comparisons that `--fail-if` decides by; an error if there is none.
+
+    A change is no worse because its own answers lose to those that a selector chose: own answers are compared with own
+    ones, and selected with selected.
+    """
+    systems_by_passes: dict[tuple[str, ...], list[System]] = {}
+    for run, system in zip(runs, data.systems, strict=True):
+        alike = systems_by_passes.setdefault(run.passes, [])
+        alike.append(system)
+    comparisons: list[Comparison] = []
+    for alike in systems_by_passes.values():
+        data_of_alike = dataclasses.replace(data, systems=tuple(alike))
+        comparisons += data_of_alike.comparisons
+    if not comparisons:
+        raise DataError("--fail-if: the runs share no question", "Compare evaluations of the same benchmark.")
+    return comparisons
 
 
 def exit_by_comparison(comparisons: Sequence[Comparison], fail_if: Literal["worse", "not_better"]) -> None:

@@ -167,6 +167,35 @@ def test_a_hostile_record_or_file_is_one_plain_line(hostile, message, runs, tmp_
     assert re.search(message, err)
 
 
+def test_a_question_that_comes_twice_in_a_pass_is_one_plain_line(runs, tmp_path, sqltrain):
+    """Two files were joined; the same question in another pass, or in another sample, is no repetition."""
+    joined = tmp_path / "joined.jsonl"
+    sampled = [dataclasses.replace(one, mode="sampled", sample=sample) for sample in (0, 1) for one in records("11")]
+    write_jsonl(joined, [*records("01"), *sampled])
+    sqltrain.ok("compare", runs[0], str(joined))
+    write_jsonl(joined, [*records("01"), *sampled, *records("1")])
+    code, _, err = sqltrain("compare", runs[0], str(joined))
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert f"{joined}, line 7 has the question 'q0' again in the pass 'greedy'" in err
+
+
+def without_a_pass(folder):
+    frames.write(folder / frames.DATA, frames.to_frame(records("11111111")))
+
+
+def with_odd_inputs(folder):
+    frames.write(folder / frames.DATA, frames.to_frame(records("11111111"), extra=[{"pass": "once"}] * 8))
+    (folder / "manifest.json").write_text('{"inputs": [1]}')
+
+
+@pytest.mark.parametrize("damage", [without_a_pass, with_odd_inputs])
+def test_odd_texts_beside_the_records_are_one_plain_line(damage, runs, tmp_path, sqltrain):
+    damage(Path(runs[0]))
+    code, _, err = sqltrain("compare", *runs, "--out", str(tmp_path / "out"))
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert f"a file beside the records in {runs[0]} is damaged" in err
+
+
 def test_a_clue_of_an_unknown_kind_is_shown_by_its_name(runs, tmp_path, sqltrain):
     why = Diagnosis("syntax", "near x", (Hint("of_tomorrow", "y"),))
     write_jsonl(tmp_path / "wrong.jsonl", [dataclasses.replace(one, diagnosis=why) for one in records("00000000")])
@@ -186,13 +215,18 @@ def test_kinds_of_clues_that_a_table_has_no_room_for_are_counted(runs, tmp_path,
     assert "A wrong answer can give several. 3 rarer kinds are not in this table." in (out / "tables.md").read_text()
 
 
+def write_passes(folder, **passes):
+    """An evaluation's folder with the records of each pass."""
+    folder.mkdir()
+    rows = []
+    for name, right in passes.items():
+        rows += [{"pass": name, "record": to_dict(one)} for one in records(right)]
+    (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def test_what_an_endpoint_selected_is_a_system_of_its_own_and_at_once_is_none(tmp_path, sqltrain):
     for name, own, selected in (("a", "1100", "1110"), ("b", "1111", "0000")):
-        rows = [{"pass": "greedy", "record": to_dict(one)} for one in records(own)]
-        rows += [{"pass": "selected", "record": to_dict(one)} for one in records(selected)]
-        rows += [{"pass": "once", "record": to_dict(one)} for one in records("1000")]
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_passes(tmp_path / name, greedy=own, selected=selected, once="1000")
     found = json.loads(sqltrain.ok("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json").splitlines()[-1])
     pairs = [(one["before"], one["after"], one["gained"], one["lost"]) for one in found["comparisons"]]
     assert pairs == [
@@ -228,3 +262,52 @@ def test_the_paired_interval_decides_the_exit_code(tmp_path, sqltrain, before, a
     assert code == expected
     assert json.loads(out.splitlines()[-1])["runs"].keys() == {"main", "change"}
     assert (f"change is {fail_if.replace('_', ' ')} than main (greedy)" in said) == (expected == 3)
+
+
+def share(n_right):
+    """Twenty questions, so many of them right."""
+    return "1" * n_right + "0" * (20 - n_right)
+
+
+@pytest.mark.parametrize("fail_if", ["worse", "not_better"])
+@pytest.mark.parametrize(
+    ("own", "selected", "failing"),
+    [
+        ((8, 14), (9, 15), []),  # what main's endpoint selected is worse than change's own answers: no matter
+        ((8, 14), (15, 9), ["change, selected", "main, selected"]),
+        ((14, 8), (9, 15), ["change", "main"]),
+        ((8, 14), (9, None), []),  # one selector has no other to be held against
+        ((14, 8), (None, 15), ["change", "main"]),
+    ],
+)
+def test_own_answers_are_gated_by_own_ones_and_selected_by_selected(
+    tmp_path, sqltrain, own, selected, failing, fail_if
+):
+    for name, n_own, n_selected in zip(("main", "change"), own, selected, strict=True):
+        passes = {"greedy": share(n_own)}
+        if n_selected is not None:
+            passes["selected"] = share(n_selected)
+        write_passes(tmp_path / name, **passes)
+    code, _, err = sqltrain("compare", str(tmp_path / "main"), str(tmp_path / "change"), "--fail-if", fail_if)
+    lines = []
+    if failing:
+        after, before = failing
+        lines.append(f"{after} is {fail_if.replace('_', ' ')} than {before} (greedy)")
+    assert (code, err.splitlines()) == (3 if failing else 0, lines)
+
+
+def test_the_last_of_three_is_gated_by_the_first_among_its_like(tmp_path, sqltrain):
+    """From 14 to 11 and 8 right of 20 each step may be chance, and both together are not."""
+    for name, n_selected in (("first", 14), ("second", 11), ("third", 8)):
+        write_passes(tmp_path / name, greedy=share(10), selected=share(n_selected))
+    runs = [str(tmp_path / name) for name in ("first", "second", "third")]
+    code, _, err = sqltrain("compare", *runs, "--fail-if", "worse")
+    assert (code, err.splitlines()[-1]) == (3, "third, selected is worse than first, selected (greedy)")
+
+
+def test_a_gate_without_a_question_in_common_is_not_passed(tmp_path, sqltrain):
+    """What main's endpoint selected can be held against main's own answers, which gates nothing."""
+    write_passes(tmp_path / "main", greedy="1111", selected="1111")
+    write_jsonl(tmp_path / "change.jsonl", [dataclasses.replace(records("1")[0], example_id="elsewhere")])
+    err = sqltrain.refused("compare", str(tmp_path / "main"), str(tmp_path / "change.jsonl"), "--fail-if", "worse")
+    assert "--fail-if: the runs share no question" in err
