@@ -104,7 +104,7 @@ class Adaptation:
     def serve_command(self) -> str:
         """The command that serves the champion."""
         tier = self.recipe.nightly.tier
-        champion = f"champion:{self.database}"
+        champion = f"champion:{self.recipe.name}"
         if tier != PROD:
             champion += f"@{tier}"
         words = ["sqltrain", "serve", self.database, *self.store_words, "--model", champion]
@@ -129,19 +129,21 @@ class Adaptation:
             return AdaptationDecision(line, champion or base, challenger)
 
     def compare(self, context: NightContext, decision: "AdaptationDecision") -> "ComparedSides":
-        """The evaluations of both sides on the held-out questions."""
-        sides = []
-        for checkpoint in (decision.before, decision.challenger):
-            evaluation = night.evaluated(context, self.recipe, checkpoint, "")
-            side = outcome.EvaluatedCheckpoint(evaluation.folder, checkpoint.stage, checkpoint.key)
-            sides.append(side)
-        before, after = sides
-        return ComparedSides(before, after)
+        """The evaluations of both sides on the held-out questions, and which of these do not count."""
+        opponent = decision.before
+        challenger = decision.challenger
+        old = night.evaluated(context, self.recipe, opponent, "")
+        new = night.evaluated(context, self.recipe, challenger, "")
+        return ComparedSides(
+            before=outcome.EvaluatedCheckpoint(old.folder, opponent.stage, opponent.key),
+            after=outcome.EvaluatedCheckpoint(new.folder, challenger.stage, challenger.key),
+            seen=night.seen_by_opponent(context, challenger, opponent, new),
+        )
 
     def write_page(self, results: Results, decision: "AdaptationDecision", sides: "ComparedSides") -> list[ReportTable]:
         """Write the page of the outcome, and return its tables but for that of the questions that are still failed."""
         test = results["test"].folder
-        data = outcome.outcome_report(self.recipe, test, sides.before, sides.after, decision.verdict)
+        data = outcome.outcome_report(self.recipe, test, sides.before, sides.after, decision.verdict, sides.seen)
         with writing_to(self.page):
             writer.write(data, self.page)
         return [table for table in data.tables if table.slug != outcome.FAILED]
@@ -181,6 +183,7 @@ class ComparedSides:
 
     before: outcome.EvaluatedCheckpoint
     after: outcome.EvaluatedCheckpoint
+    seen: frozenset[str]  # ids of questions that the side before was trained on, which do not count
 
 
 def _whole_minutes(minutes: float) -> int:
@@ -194,13 +197,12 @@ def prepare_adaptation(request: AdaptationRequest, say: Say) -> Adaptation:
         say: takes lines about the questions and the recipe.
     """
     database_card = _read_card(request.database)
-    if request.database in recipes.recipe_names():  # they would share their nights and their champion
-        hint = f"Connect it as another: sqltrain connect {request.database} --name NAME"
-        raise RecipeError(f"{request.database} is the name of a shipped recipe", hint)
     path = recipe_file.recipe_path(request.database)
     schema_text = render(database_card.shown(), "compact")
     schema_chars = len(schema_text)
     if request.writes_recipe or not path.is_file():
+        hint = f"Connect it as another: sqltrain connect {request.database} --name NAME"
+        _require_unshipped(request.database, hint)  # the recipe gets its name
         _write_recipe(request, database_card, schema_chars, path, say)
     words, store = split_store(request.overrides, request.store_folder)
     store_folder = explicit_store_folder(request.overrides, request.store_folder)
@@ -208,6 +210,7 @@ def prepare_adaptation(request: AdaptationRequest, say: Say) -> Adaptation:
     if store_folder is not None:
         store_words = (f"--store={store_folder}",)
     recipe = recipes.load(str(path), words)
+    _require_unshipped(recipe.name, f"Set another name in {path}, or with name=NAME.")
     recipe_file.last_training_stage(recipe)  # fails if it cannot be adapted
     night.guards(str(path), words, recipe)  # they are asked last: a word that is wrong should not cost a training
     return Adaptation(
@@ -236,6 +239,12 @@ def _read_card(database: str) -> DatabaseCard:
         if password is not None:
             os.environ[dialect.password_variable] = password
     return database_card
+
+
+def _require_unshipped(name: str, hint: str) -> None:
+    """Fail if a recipe's name is that of a shipped one: they would share their nights and their champion."""
+    if name in recipes.recipe_names():
+        raise RecipeError(f"{name} is the name of a shipped recipe", hint)
 
 
 def _write_recipe(

@@ -1,7 +1,7 @@
 """The outcome of an adaptation: before and after on the same questions, by table and hardness, and the failures."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from pipelines.evaluation.paired_comparison import compare
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.record_files import read_records
 from pipelines.recipe.config import Recipe
-from pipelines.report.data import ReportData
+from pipelines.report.data import ReportData, System
 from pipelines.report.formats import Cell, ReportTable, TableColumn
 from pipelines.sql import analyst
 from pipelines.stages.report_systems import ReportedEvaluation, report_of
@@ -22,6 +22,7 @@ AFTER = "after"
 MAX_TEXT_CHARS = 300  # characters of a text in the table of failures
 NO_TABLE = "no table"
 FAILED = "failed"  # slug of the table of failures
+SEEN = "that the champion was trained on"  # why a question is left out
 Records = Sequence[EpisodeRecord]
 Groups = Mapping[str, Sequence[str]]  # ids of questions by a common property
 
@@ -44,17 +45,28 @@ class EvaluatedCheckpoint:
 
 
 def outcome_report(
-    recipe: Recipe, test: Path, before: EvaluatedCheckpoint, after: EvaluatedCheckpoint, verdict: str
+    recipe: Recipe,
+    test: Path,
+    before: EvaluatedCheckpoint,
+    after: EvaluatedCheckpoint,
+    verdict: str,
+    seen: Collection[str],
 ) -> ReportData:
-    """The page of an adaptation.
+    """The page of an adaptation; where no question counts it has the adapted model alone, on all of them.
 
     Args:
         test: the folder of the `test` stage, whose questions both answered.
         verdict: the decision and its reason.
+        seen: ids of questions that do not count, for the champion was trained on them.
     """
-    data = report_of(recipe, [before.reported(BEFORE), after.reported(AFTER)], test)
-    old = before.greedy_records()
-    new = after.greedy_records()
+    old = _unseen_records(before.greedy_records(), seen)
+    new = _unseen_records(after.greedy_records(), seen)
+    if old:
+        on_all_questions = report_of(recipe, [before.reported(BEFORE), after.reported(AFTER)], test)
+        data = _without_questions(on_all_questions, seen)
+    else:  # the verdict says that nothing can be compared
+        new = after.greedy_records()
+        data = report_of(recipe, [after.reported(AFTER)], test)
     by_hardness = _questions_by_hardness(new)
     questions = list(data.examples.values())
     by_table = questions_by_table(recipe, questions)
@@ -65,6 +77,32 @@ def outcome_report(
     )
     with_rows = tuple(table for table in tables if table.rows)
     return dataclasses.replace(data, title=f"{recipe.name}: before and after", verdict=verdict, tables=with_rows)
+
+
+def _without_questions(data: ReportData, seen: Collection[str]) -> ReportData:
+    """The report without the questions that were seen, which each system counts as left out."""
+    if not seen:
+        return data
+    systems = tuple(_unseen_system(system, seen) for system in data.systems)
+    examples = {id: example for id, example in data.examples.items() if id not in seen}
+    return dataclasses.replace(data, systems=systems, examples=examples)
+
+
+def _unseen_system(system: System, seen: Collection[str]) -> System:
+    asked = {record.example_id for record in system.records}
+    n_seen = len(asked.intersection(seen))
+    trajectories = [trajectory for trajectory in system.trajectories if trajectory.example_id not in seen]
+    return dataclasses.replace(
+        system,
+        records=tuple(_unseen_records(system.records, seen)),
+        trajectories=tuple(trajectories),
+        single_turn=tuple(_unseen_records(system.single_turn, seen)),
+        left_out={**system.left_out, SEEN: n_seen},
+    )
+
+
+def _unseen_records(records: Records, seen: Collection[str]) -> list[EpisodeRecord]:
+    return [record for record in records if record.example_id not in seen]
 
 
 def _questions_by_hardness(records: Records) -> dict[str, list[str]]:

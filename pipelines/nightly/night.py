@@ -415,17 +415,28 @@ def _held_out_records(
     opponent = champion or UntrainedModel("model", challenger.base)
     after = evaluated(context, recipe, challenger, role)
     before = evaluated(context, recipe, opponent, f"champion {role}".strip())
-    seen: frozenset[str] = frozenset()
-    if champion is not None:
-        manifest = context.store.manifest(after.name, after.key)
-        test_key = manifest["inputs"]["test"]
-        test = context.store.folder("test", test_key)
-        standing = (champion.stage, champion.key)
-        other = (challenger.stage, challenger.key)
-        seen = trained_on(context.store, standing, other, test)
+    seen = seen_by_opponent(context, challenger, opponent, after)
     old = _unseen_records(before, seen)
     new = _unseen_records(after, seen)
     return HeldOutRecords(old, new, recipe.headline), len(seen)
+
+
+def seen_by_opponent(
+    context: NightContext, challenger: Challenger, opponent: Champion | UntrainedModel, evaluation: StageResult
+) -> frozenset[str]:
+    """The ids of held-out questions that a champion was trained on and the challenger was not; none of a base model.
+
+    Args:
+        evaluation: the challenger's evaluation, on those questions.
+    """
+    if isinstance(opponent, UntrainedModel):
+        return frozenset()
+    manifest = context.store.manifest(evaluation.name, evaluation.key)
+    test_key = manifest["inputs"]["test"]
+    test = context.store.folder("test", test_key)
+    standing = (opponent.stage, opponent.key)
+    other = (challenger.stage, challenger.key)
+    return trained_on(context.store, standing, other, test)
 
 
 def _unseen_records(evaluation: StageResult, seen: frozenset[str]) -> list[EpisodeRecord]:

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.adaptation import duration, outcome, recipe_file
+from pipelines.adaptation.adapting import AdaptationRequest, prepare_adaptation
 from pipelines.adaptation.estimate import Work, estimate
 from pipelines.adaptation.questions import gather
 from pipelines.adaptation.training_start import LAPTOP_WEIGHTS, LORA, TrainingStart, source_of, training_start
@@ -112,6 +113,35 @@ def test_a_mistake_is_one_plain_line(shop, sqltrain, adapt):
     Path("bad.csv").write_text("question\nq\n")
     assert "bad.csv has no column sql; its columns: question." in adapt("--questions", "bad.csv")[2]
     assert not Path("recipes").exists()
+
+
+def serve_command(*overrides):
+    request = AdaptationRequest("shop", overrides, None, questions=None, invented=None, model=None, recipe=None)
+    return prepare_adaptation(request, pytest.fail).serve_command()
+
+
+def test_a_champion_is_served_by_the_name_of_its_recipe(shop, adapt):
+    assert adapt("--questions", "own.csv", "--plan")[0] == 0
+    assert serve_command() == "sqltrain serve shop --model champion:shop"
+    assert serve_command("name=other") == "sqltrain serve shop --model champion:other"
+    staged = serve_command("name=other", "nightly.tier=staging")
+    assert staged == "sqltrain serve shop --model champion:other@staging"
+    text = Path("recipes/shop.yaml").read_text()
+    Path("recipes/shop.yaml").write_text(text.replace("\nname: shop\n", "\nname: edited\n"))
+    assert serve_command() == "sqltrain serve shop --model champion:edited"
+
+
+def test_no_recipe_of_a_database_has_the_name_of_a_shipped_one(shop, sqltrain, adapt):
+    sqltrain("connect", "shop.sqlite", "--name", "miniature")
+    err = sqltrain.refused("adapt", "miniature", "--questions", "own.csv", "--plan")
+    assert "miniature is the name of a shipped recipe. Connect it as another: sqltrain connect" in err
+    assert not Path("recipes").exists()
+    assert adapt("--questions", "own.csv", "--plan")[0] == 0
+    err = sqltrain.refused("adapt", "shop", "--plan", "name=sql_trail")
+    assert err.count("\n") == 1
+    assert "sql_trail is the name of a shipped recipe. Set another name in recipes/shop.yaml, or with name=NAME." in err
+    Path("recipes/shop.yaml").rename("recipes/miniature.yaml")  # of the database miniature, by the name of shop
+    assert sqltrain("adapt", "miniature", "--plan")[0] == 0
 
 
 @pytest.mark.slow
