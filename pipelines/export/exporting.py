@@ -85,19 +85,25 @@ def hub_token(repository: str) -> str:
 
 
 def find_checkpoint(model: str, overrides: Sequence[str], store: Store, say: Say) -> Path:
-    """The checkpoint folder of a model.
+    """The checkpoint folder of a model; a UserError for overrides of what is no recipe.
 
     Args:
         model: a folder, a GGUF file, champion:RECIPE, STAGE/KEY, or a trained recipe.
         overrides: overrides of that recipe.
     """
     stage, _, key = model.partition("/")
-    if Path(model).expanduser().is_dir() or is_gguf(model):
+    is_folder_or_file = Path(model).expanduser().is_dir() or is_gguf(model)
+    is_champion = model.startswith(CHAMPION)
+    is_stage = bool(key) and store.has(stage, key)
+    if overrides and (is_folder_or_file or is_champion or is_stage):
+        hint = "Leave it out, or name a recipe that was trained."
+        raise UserError(f"{overrides[0]} changes a recipe, and {model} is none", hint)
+    if is_folder_or_file:
         return model_folder(model, store, say)
-    if model.startswith(CHAMPION):
+    if is_champion:
         champion = champion_of(store, model.removeprefix(CHAMPION))
         return store.folder(champion.stage, champion.key) / "model"
-    if key and store.has(stage, key):
+    if is_stage:
         return store.folder(stage, key) / "model"
     if model in recipes.recipe_names() or model.endswith(".yaml"):
         recipe = recipes.load(model, overrides)

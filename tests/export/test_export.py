@@ -323,6 +323,17 @@ def test_an_impossible_export_is_one_plain_line(store, tmp_path, what, kind, kin
         export(store, tmp_path / "there")
 
 
+@pytest.mark.parametrize("what", ["folder", "grpo/grpo1", "champion:miniature"])
+def test_overrides_are_for_a_recipe(store, tmp_path, what):
+    model = what
+    if what == "folder":
+        model = str(store.folder("grpo", "grpo1") / "model")
+    with pytest.raises(UserError, match=f"nonsense.key=3 changes a recipe, and {model} is none") as refused:
+        use.export(model=model, out=tmp_path / "out", overrides=["nonsense.key=3"], store_folder=str(store.root))
+    assert refused.value.hint == "Leave it out, or name a recipe that was trained."
+    assert {path.name for path in tmp_path.iterdir()} == {"store"}
+
+
 def test_without_a_token_nothing_is_written(store, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(ResourceError, match="no token for the hub"):
