@@ -178,6 +178,22 @@ def test_corrections_count_where_their_questions_are_read_without_them_too(tmp_p
     assert fingerprints.fingerprint([plain], tmp_path) != fingerprints.fingerprint([mended], tmp_path)
 
 
+def test_descriptions_beside_the_databases_of_own_questions_count_where_they_are_shown(world):
+    """A new file counts, though the store remembers which files the questions name."""
+    shown = "protocol.schema_descriptions=true"
+    os.utime(world.root / "own" / "questions.jsonl", (0, 0))
+    world.finish()
+    world.finish(shown)
+    file = world.root / "own" / "database_description" / "shop.csv"
+    file.parent.mkdir()
+    for description in ("its sign", "its owner"):
+        file.write_text(f"original_column_name,column_description\nname,{description}\n")
+        assert world.again() == {}
+        assert world.again(shown)["data"].startswith("changed: the files of ")
+        world.finish(shown)
+        assert world.again(shown) == {}
+
+
 def test_a_stage_that_is_removed_while_a_plan_looks_for_causes_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(stage_changes, "folder_names", lambda folder: ["removed by gc"])
     assert stage_changes.nearest_changes(tmp_path, {}) == ""

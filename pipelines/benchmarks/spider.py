@@ -124,21 +124,31 @@ def _with_conversation(example: Example, row: Any) -> Example:
     """The example with its conversation and its history in `meta`."""
     interaction, _, _ = example.id.rpartition("_")
     history = history_field(row)
-    return example.with_meta(interaction=interaction, history=history)
+    n_questions = row.get("interaction_questions", 1)
+    return example.with_meta(interaction=interaction, interaction_questions=n_questions, history=history)
 
 
 def conversation_rows(entry: Any) -> Iterator[Any]:
-    """The rows of a conversation, each with those before it as history; an entry that is none stays as it is."""
+    """The rows of a conversation, each with those before it as history, and the number of those that have SQL.
+
+    An entry that is no conversation stays as it is.
+    """
     if not isinstance(entry, dict) or not isinstance(entry.get("interaction"), list):
         yield entry
         return
     rows = entry["interaction"]
+    n_questions = sum(isinstance(row, dict) and bool(row.get("query")) for row in rows)
     history: list[list[str]] = []
     for row in rows:
         if not isinstance(row, dict):
             yield row
             continue
-        yield {**row, "db_id": entry.get("database_id"), "history": list(history)}
+        of_conversation = {
+            "db_id": entry.get("database_id"),
+            "history": list(history),
+            "interaction_questions": n_questions,
+        }
+        yield row | of_conversation
         question = str(row.get("utterance") or "")
         sql = str(row.get("query") or "")
         history.append([question, sql])

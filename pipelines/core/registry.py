@@ -100,6 +100,7 @@ class Metric(NamedTuple):
     title: str  # its heading.
     about: str  # its meaning, in a few words.
     table: Literal["behaviour", "likeness", ""] = "behaviour"  # its table; "" for the numbers of `metrics.json` alone.
+    sees_broken: bool = False  # whether `measure` is given the broken episodes too.
 
 
 class PolicyMaker(NamedTuple):

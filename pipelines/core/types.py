@@ -89,6 +89,8 @@ class Annotations:
 
     difficulty: str = ""  # the benchmark's own level; "" if it gives none.
     interaction: str | None = None  # the conversation that the question belongs to; None for a single question.
+    # questions of that conversation; None for a single question, or if the source does not tell.
+    interaction_questions: int | None = None
     needs_probe: bool | None = None  # whether the answer needs a look at stored values; None if the source is silent.
     # Stored values that the question asks for; None if the source gives no such plan.
     filters: tuple[StoredValueFilter, ...] | None = None
@@ -105,6 +107,7 @@ class Annotations:
         return cls(
             difficulty=str(meta.get("difficulty", "")),
             interaction=meta.get("interaction"),
+            interaction_questions=meta.get("interaction_questions"),
             needs_probe=meta.get("needs_probe"),
             filters=_filters_in_meta(meta.get("filters")),
             reads=meta.get("reads"),

@@ -182,6 +182,7 @@ def _record(
         gold_digest=text_digest(gold),
         asked=_questions_to_user(trajectory),
         interaction=annotations.interaction,
+        interaction_questions=annotations.interaction_questions,
     )
 
 

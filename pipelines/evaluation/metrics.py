@@ -239,11 +239,18 @@ def value_of(measure: Measure | None) -> float | None:
 def measured(
     records: Sequence[EpisodeRecord], equality: str, seed: int = 0, more: Sequence[str] = ()
 ) -> dict[str, Measure]:
-    """Every metric of ours, and those named in `more`, that these records have a value of."""
+    """Every metric of ours, and those named in `more`, that these records have a value of.
+
+    Args:
+        records: all of one mode, broken ones among them.
+    """
+    good = unbroken(records)
     ours = [name for name in METRICS if METRICS.entry(name).module == __name__]
     values: dict[str, Measure] = {}
     for name in dict.fromkeys([*ours, *more]):
-        value = METRICS[name].measure(records, equality, seed)
+        declared = METRICS[name]
+        counted = records if declared.sees_broken else good
+        value = declared.measure(counted, equality, seed)
         if value is not None:
             values[name] = value
     return values
@@ -297,19 +304,33 @@ def _declare(
     EPISODE_METRICS[name] = EpisodeMetric(episode_value, fold, measure_name)
 
 
-@metric("interaction_match", unit="percent", title="interactions", about="conversations whose every answer is right")
+@metric(
+    "interaction_match",
+    unit="percent",
+    title="interactions",
+    about="conversations whose every answer is right",
+    sees_broken=True,
+)
 def interaction_match(records: Iterable[EpisodeRecord], equality: str, seed: int = 0) -> Estimate | None:
-    """Interaction match (SParC); a conversation with a broken episode is left out."""
+    """Interaction match (SParC); a conversation is left out if an episode broke or a question was not asked."""
     conversations = group(records, lambda record: (record.interaction, record.sample))
-    unbroken_conversations = []
+    whole_conversations = []
     scores = []
     for (interaction, _), members in conversations.items():
-        if not interaction or any(record.broken for record in members):
+        if not interaction or not _is_whole(members):
             continue
-        unbroken_conversations.append(members)
+        whole_conversations.append(members)
         all_right = all(record.right(equality) for record in members)
         scores.append(float(all_right))
-    return estimate(scores, _databases(unbroken_conversations), seed)
+    return estimate(scores, _databases(whole_conversations), seed)
+
+
+def _is_whole(members: Sequence[EpisodeRecord]) -> bool:
+    """Whether these are the unbroken records of all questions of a conversation, as far as their number is known."""
+    n_questions = members[0].interaction_questions
+    if n_questions is not None and len(members) < n_questions:
+        return False
+    return not any(record.broken for record in members)
 
 
 ABSTENTION_DIGEST = text_digest(ABSTENTION)

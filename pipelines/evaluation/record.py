@@ -147,6 +147,8 @@ class EpisodeRecord:
     asked: Annotated[Number | None, pydantic.Field(exclude_if=lambda asked: asked is None)] = None
     # conversation that the question belongs to; None for a single question.
     interaction: Annotated[str | None, pydantic.Field(exclude_if=lambda interaction: interaction is None)] = None
+    # questions of that conversation, asked or not; None for a single question, or if the source does not tell.
+    interaction_questions: Annotated[Number | None, pydantic.Field(exclude_if=lambda count: count is None)] = None
 
     @property
     def key(self) -> tuple[str, str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pipelines.core.types import HARDNESS_LEVELS, StopReason
 from pipelines.evaluation import metrics
 from pipelines.evaluation.metrics import KPoint, Measure, Spread
-from pipelines.evaluation.record import EpisodeRecord
+from pipelines.evaluation.record import EpisodeRecord, Mode
 from pipelines.evaluation.slices import Level, Slicer, gold_links, predicted_links
 from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.voting import PLAIN, Rule
@@ -146,6 +146,7 @@ def summarise(
     greedy = metrics.of_mode(good, "greedy")
     sampled = metrics.of_mode(good, "sampled")
     main = greedy or sampled
+    main_mode: Mode = "greedy" if greedy else "sampled"
     slicer = Slicer(good, equality, seed)
     failures = [record.failure for record in records if record.failure is not None]
     return Summary(
@@ -156,7 +157,7 @@ def summarise(
         ex=metrics.accuracies(greedy, seed),
         sampled=metrics.execution_accuracy(sampled, equality, seed),
         points=metrics.k_points(sampled, equality, ks, rule, seed),
-        measured=metrics.measured(main, equality, seed, more),
+        measured=metrics.measured(metrics.of_mode(records, main_mode), equality, seed, more),
         failures=_counts(failures),
         errors=_error_counts(main, equality),
         hints=_hint_counts(main, equality),

@@ -68,7 +68,7 @@ class Player:
         folder: Path | None = None
         if self.answers is not None:
             folder = self.answers / evaluation_pass.answers_key
-        kept = KeptAnswers(folder)
+        kept = KeptAnswers(folder, self.recipe.protocol.schema_descriptions)
         by_question = {question.id: kept.read(question) for question in questions}
         requests = []
         for question in questions:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.benchmarks import base
+from pipelines.benchmarks.prompt_schema import description_files
 from pipelines.core.errors import DataError, RecipeError, ResourceError
 from pipelines.core.files import digest, read_json, sha256, write_atomic
 from pipelines.core.registry import PROTOCOLS
@@ -20,6 +21,7 @@ from pipelines.recipe.config import ProtocolSection, Recipe, Source
 from pipelines.rewards.panel import RUBRIC, endpoint_of
 from pipelines.rollout import gguf_model
 from pipelines.sql.dialects.base import identity
+from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.stages.asked_endpoints import asked_endpoints
 
 CACHE = "digests.json"
@@ -91,10 +93,14 @@ class Digests:
         return key, age > SETTLED_S
 
 
-def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
+def fingerprint(sources: Iterable[Source], store: Path, shows_descriptions: bool = False) -> dict[str, str]:
     """For each path of some sources, a digest of the files there that their readers read; unrelated ones don't count.
 
     Links are followed. A file that a reader names and is not there counts, too: it may come.
+
+    Args:
+        shows_descriptions: whether prompts show descriptions of columns. Then the files that describe the databases of
+            a single file of questions count, too; a reader of a folder names such files itself.
     """
     digests = Digests(store)
     by_folder: dict[str, dict[str, str]] = {}
@@ -103,11 +109,24 @@ def fingerprint(sources: Iterable[Source], store: Path) -> dict[str, str]:
             continue
         path = _path(source)
         folder = by_folder.setdefault(str(path), {})
-        for file in digests.files(source, path):
+        files = digests.files(source, path)
+        if shows_descriptions and path.is_file():
+            files += _descriptions_beside(files)
+        for file in files:
             relative_path = os.path.relpath(file, path)
             folder[relative_path] = digests.of(file)
     digests.save()
     return {path: digest(files) for path, files in by_folder.items()}
+
+
+def _descriptions_beside(files: Iterable[Path]) -> list[Path]:
+    """The files that describe the databases among some files, looked for anew each time: more of them may come."""
+    found: list[Path] = []
+    for file in files:
+        if engine_of_file(file) in ("sqlite", None):  # a database of an unknown suffix is read as SQLite
+            with contextlib.suppress(OSError, RuntimeError, ValueError):  # a name that no file can have
+                found += description_files(file)
+    return found
 
 
 def cards(sources: Sequence[Source], store: Path) -> dict[str, str]:

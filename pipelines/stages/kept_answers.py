@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipelines.benchmarks.prompt_schema import description_files
 from pipelines.core.errors import DataError
 from pipelines.core.files import digest, write_atomic
 from pipelines.core.registry import DIALECTS
@@ -21,10 +22,12 @@ class KeptAnswers:
 
     Args:
         folder: holds the answers of one policy, asked in one way; both are in its name. None keeps nothing.
+        shows_descriptions: whether the prompts show what the files of a benchmark say of a database's columns.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, shows_descriptions: bool = False) -> None:
         self._folder = folder
+        self._shows_descriptions = shows_descriptions
 
     def read(self, question: Example) -> dict[int, Trajectory]:
         """A question's episodes by the number of their sample; {} if their file is absent or damaged."""
@@ -53,7 +56,10 @@ class KeptAnswers:
             write_atomic(path, json.dumps(rows, ensure_ascii=False))
 
     def _path(self, question: Example) -> Path | None:
-        """The file of a question: every field of it counts, and the bytes of a database file instead of its path."""
+        """The file of a question: every field of it counts, and the bytes of a database file instead of its path.
+
+        The files that describe the database count too, by their names and bytes, if prompts show them.
+        """
         if self._folder is None:
             return None
         fields = to_dict(question)
@@ -61,4 +67,8 @@ class KeptAnswers:
         dialect = DIALECTS[question.database.engine]
         if not dialect.is_server and database_file.is_file():
             fields["database"]["location"] = _digests.of(database_file)
+        if self._shows_descriptions and question.database.engine == "sqlite":
+            descriptions = {file.name: _digests.of(file) for file in description_files(database_file)}
+            if descriptions:
+                fields["descriptions"] = descriptions
         return self._folder / f"{digest(fields)}.json"

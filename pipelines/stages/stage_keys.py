@@ -68,7 +68,7 @@ def _question_files(kind: str, recipe: Recipe, store: Store) -> dict[str, Any]:
     sources: Sequence[Source] = data.test
     if kind == "data":
         sources = (data.sft, *data.rl, data.dev)
-    about: dict[str, Any] = {"sources": fingerprint(sources, store.root)}
+    about: dict[str, Any] = {"sources": fingerprint(sources, store.root, recipe.protocol.schema_descriptions)}
     described = cards(sources, store.root)
     if described:
         about["cards"] = described

@@ -89,6 +89,7 @@ def test_a_question_of_a_conversation_has_those_before_it_as_history(spider, tmp
     assert [one.meta["history"] for one in loaded.examples] == [[], [list(first)]]
     assert [one.id for one in loaded.examples] == [f"spider_{variant}_{stem}_1_{turn}" for turn in (0, 1)]
     assert {one.meta["interaction"] for one in loaded.examples} == {f"spider_{variant}_{stem}_1"}
+    assert {one.meta["interaction_questions"] for one in loaded.examples} == {2}  # what has no SQL is no question
     bad = [("[0][0]", "empty_db_id"), ("[1][2]", "empty_query"), ("[1][3]", "not_an_object")]
     assert reasons(loaded) == [(f"{file.rpartition('/')[2]}{place}", reason) for place, reason in bad]
 

@@ -88,6 +88,40 @@ def test_a_moved_database_is_the_same_and_a_changed_one_or_question_is_not(harbo
     assert kept.read(dataclasses.replace(question, evidence="NO is Norway")) == {}
 
 
+@pytest.fixture
+def described(tmp_path):
+    """BIRD's file that describes the columns of a question's database, and the question."""
+    database = build_database(tmp_path / "dev" / "shop" / "shop.sqlite", "CREATE TABLE shop (name TEXT)")
+    file = tmp_path / "dev" / "shop" / "database_description" / "shop.csv"
+    file.parent.mkdir()
+    file.write_text("original_column_name,column_description\nname,its sign\n")
+    return file, question_of(database)
+
+
+def test_an_answer_that_was_shown_other_descriptions_is_another(described, tmp_path):
+    file, question = described
+    kept = KeptAnswers(tmp_path / "answers", shows_descriptions=True)
+    kept.write(question, {0: episode(0)})
+    assert list(kept.read(question)) == [0]
+    whole = file.read_text()
+    file.write_text(whole.replace("its sign", "its owner"))
+    assert kept.read(question) == {}
+    file.write_text(whole)
+    assert list(kept.read(question)) == [0]
+    (tmp_path / "tables.json").write_text("[]")  # Spider's, above the folder of databases
+    assert kept.read(question) == {}
+
+
+def test_an_answer_that_was_shown_no_description_has_its_name_without_them(described, tmp_path):
+    file, question = described
+    kept = KeptAnswers(tmp_path / "answers")
+    kept.write(question, {0: episode(0)})
+    file.unlink()
+    assert list(kept.read(question)) == [0]
+    nothing_described = KeptAnswers(tmp_path / "answers", shows_descriptions=True)
+    assert list(nothing_described.read(question)) == [0]
+
+
 def test_latency_is_the_mean_over_episodes_by_pass(tmp_path):
     assert read_latencies(tmp_path) == {}
     note_latency(tmp_path / "timing.jsonl", "greedy", 10, Timing(5.0, 20.0, 1.0, 12))

@@ -58,6 +58,29 @@ def test_a_conversation_matches_if_each_of_its_questions_is_right(record):
     assert of("interaction_match", [record(1.0)]) is None
 
 
+def test_a_conversation_with_a_broken_episode_is_left_out_of_a_summary_too(record):
+    rights = {"a": [1.0, 1.0], "b": [0.0, 1.0]}
+    records = [
+        record(right, example_id=f"{name}_{turn}", interaction=name, broken=(name, turn) == ("a", 1))
+        for name, each in rights.items()
+        for turn, right in enumerate(each)
+    ]
+    measured = summarise(records, "strict").measured
+    assert (measured["interaction_match"].value, measured["interaction_match"].n) == (0.0, 1)  # b alone
+    assert measured["turns"].n == 3  # other metrics see the unbroken episodes
+
+
+def test_a_conversation_of_which_a_question_was_not_asked_is_left_out(record):
+    records = [
+        record(right, example_id=f"{name}_{turn}", interaction=name, interaction_questions=questions)
+        for name, questions, rights in (("a", 3, [1.0, 1.0]), ("b", 2, [1.0, 0.0]), ("c", 1, [1.0]))
+        for turn, right in enumerate(rights)
+    ]
+    found = of("interaction_match", records)  # c of b and c; one question of a is missing
+    assert (found.value, found.n) == (0.5, 2)
+    assert of("interaction_match", records[:2]) is None
+
+
 def test_no_records_give_no_figure(record):
     assert metrics.execution_accuracy([record(broken=True)], "strict") is None
     assert metrics.k_point([], "strict", 1) is None
