@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import polars as pl
 import pydantic
 
 from pipelines.core.errors import DataError
 from pipelines.core.files import read_json, read_lines
 from pipelines.core.store import MANIFEST, Store
-from pipelines.core.types import Example, from_dict
+from pipelines.core.types import Example, from_dict, shortened_line
 from pipelines.evaluation import paired_comparison
 from pipelines.evaluation.record import EpisodeRecord, Number
 from pipelines.evaluation.record_files import RECORDS, SELECTED, SINGLE_TURN
@@ -27,7 +28,8 @@ log = logging.getLogger(__name__)
 HINT = "A run is a folder with records.jsonl (evaluate_*, evaluations, score --report), or such a file, or NAME=PATH."
 MAIN_PASSES = ("greedy", "sampled")  # passes that make one system
 UNREADABLE = (ValueError, TypeError, RecursionError, DataError)  # errors of reading somebody's JSON
-DAMAGED_FOLDER = (OSError, LookupError, AttributeError, ArithmeticError, *UNREADABLE)
+DAMAGED_FOLDER = (OSError, LookupError, AttributeError, ArithmeticError, pl.exceptions.PolarsError, *UNREADABLE)
+REASON_CHARS = 200  # characters of the reason why a file is damaged
 QuestionNames = Mapping[str, str]  # common name of a question by its id in one run
 
 
@@ -106,7 +108,10 @@ def add_texts(data: ReportData, runs: Sequence[EvaluationRun], names: Sequence[Q
     systems: list[System] = []
     examples: dict[str, Example] = {}
     for system, run, run_names in zip(data.systems, runs, names, strict=True):
-        texts = read_texts(run.folder, run.passes)
+        try:
+            texts = read_texts(run.folder, run.passes)
+        except DAMAGED_FOLDER as error:
+            raise _damaged(run.folder, error) from None
         trajectories = texts.trajectories
         if trajectories and len(trajectories) != len(system.records):
             counts = (len(trajectories), len(system.records))
@@ -173,8 +178,9 @@ def load_runs(run: str) -> list[EvaluationRun]:
 
 
 def _read_passes(file: Path) -> dict[str, list[EpisodeRecord]]:
-    """The records by pass; all have verdicts under the same equalities."""
+    """The records by pass; all have verdicts under the same equalities, and none is there twice."""
     by_pass: dict[str, list[EpisodeRecord]] = {}
+    seen: set[tuple[str, tuple[str, str, int]]] = set()  # pass and key of each record
     equalities: set[str] | None = None
     for number, row in read_lines(file, HINT):
         try:
@@ -186,6 +192,11 @@ def _read_passes(file: Path) -> dict[str, list[EpisodeRecord]]:
         if set(record.scores) != equalities:
             raise DataError(f"{file}, line {number} has verdicts under other equalities than the lines before", HINT)
         pass_name = str(row.get("pass", record.mode))
+        if (pass_name, record.key) in seen:  # of two joined files, whose means would be no system's
+            place = f"{file}, line {number}"
+            hint = "Give each run a file of its own."
+            raise DataError(f"{place} has the question {record.example_id!r} again in the pass {pass_name!r}", hint)
+        seen.add((pass_name, record.key))
         of_pass = by_pass.setdefault(pass_name, [])
         of_pass.append(record)
     return by_pass
@@ -232,13 +243,18 @@ def _read_side_files(folder: Path) -> SideFiles:
         facts = from_dict(FolderFacts, fields)
         timing = read_latencies(folder)
     except DAMAGED_FOLDER as error:
-        raise DataError(f"a file beside the records in {folder} is damaged: {error}", HINT) from None
+        raise _damaged(folder, error) from None
     for latency in timing.values():
         figures = dataclasses.astuple(latency)
         if not all(0 <= figure < math.inf for figure in figures):
-            fault = f"{TIMING} has no such figures"
-            raise DataError(f"a file beside the records in {folder} is damaged: {fault}", HINT)
+            raise _damaged(folder, f"{TIMING} has no such figures")
     return SideFiles(facts, timing)
+
+
+def _damaged(folder: Path, fault: object) -> DataError:
+    """The error of a file beside the records that cannot be read."""
+    reason = shortened_line(str(fault), REASON_CHARS)
+    return DataError(f"a file beside the records in {folder} is damaged: {reason}", HINT)
 
 
 def choose_equality(runs: Sequence[EvaluationRun], wanted: str | None) -> str:
