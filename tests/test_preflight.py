@@ -55,6 +55,8 @@ def look(store, *overrides, until=None):
         (["model.lora={bits: 4}", "hardware.deepspeed=zero3"], "no base of 4 bits"),
         ([*ADAMW, "hardware.deepspeed=zero9"], "no such file zero9.*zero2, zero3"),
         (["hardware.deepspeed=zero2"], "muon needs whole matrices"),
+        (["sft.batch=16", "hardware.processes=3"], "a batch of 16 cannot be shared by 3 processes"),
+        (["sft.batch=15", "grpo.questions_per_step=2", "grpo.group=5", "hardware.processes=3"], "a batch of 10 cannot"),
         ([*ADAMW, f"hardware.deepspeed={__file__}"], "is no JSON"),
         (["synthesis.teacher.kind=policy"], "the tiny one has learned nothing.*model.source"),
         (["data.sft={kind: spider}", "data.rl=[{}, {kind: bird}]"], r"data\.sft, data\.rl\.1 of miniature: no path"),

@@ -9,6 +9,7 @@ from pipelines.core.registry import OPTIMIZERS
 from pipelines.recipe.config import Recipe
 from pipelines.recipe.recipes import CONF
 from pipelines.rollout.policies.factories import device
+from pipelines.training.samples import split_batch
 
 COARSE_MASTERS = "bf16_master_weights_and_grads"  # DeepSpeed's setting to keep no float32 weights
 
@@ -25,9 +26,13 @@ def require_training_hardware(recipe: Recipe) -> None:
         bits = recipe.model.lora.bits
     if recipe.hardware.deepspeed and bits:
         raise RecipeError("DeepSpeed shares out no base of 4 bits", "Leave out hardware.deepspeed or model.lora.bits.")
-    for stage, optimizer in (("sft", recipe.sft.optimizer), ("grpo", recipe.grpo.optimizer)):
-        if stage in recipe.stages:
-            deepspeed_file(recipe.hardware.deepspeed, optimizer.kind)
+    rows = recipe.grpo.questions_per_step * recipe.grpo.group
+    for stage, section, batch in (("sft", recipe.sft, recipe.sft.batch), ("grpo", recipe.grpo, rows)):
+        if stage not in recipe.stages:
+            continue
+        deepspeed_file(recipe.hardware.deepspeed, section.optimizer.kind)
+        if isinstance(recipe.hardware.processes, int):
+            split_batch(batch, section.micro_batch, recipe.hardware.processes)
     if recipe.hardware.python is not None:
         return
     starts_elsewhere = bool(recipe.hardware.launch)  # in the environment of its launcher
