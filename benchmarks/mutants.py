@@ -1318,7 +1318,7 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
                 "for leak in repeated)",
             ),
         ],
-        "nightly/night.py::_unseen_records": [
+        "nightly/night.py::unseen_records": [
             Fault(
                 "questions that were trained on",
                 "for record in records if record.example_id not in seen]",

@@ -11,6 +11,7 @@ from pipelines.evaluation.metrics import unbroken
 from pipelines.evaluation.paired_comparison import compare
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.record_files import read_records
+from pipelines.nightly.night import unseen_records
 from pipelines.recipe.config import Recipe
 from pipelines.report.data import ReportData, System
 from pipelines.report.formats import Cell, ReportTable, TableColumn
@@ -59,8 +60,8 @@ def outcome_report(
         verdict: the decision and its reason.
         seen: ids of questions that do not count, for the champion was trained on them.
     """
-    old = _unseen_records(before.greedy_records(), seen)
-    new = _unseen_records(after.greedy_records(), seen)
+    old = unseen_records(before.greedy_records(), seen)
+    new = unseen_records(after.greedy_records(), seen)
     if old:
         on_all_questions = report_of(recipe, [before.reported(BEFORE), after.reported(AFTER)], test)
         data = _without_questions(on_all_questions, seen)
@@ -94,15 +95,11 @@ def _unseen_system(system: System, seen: Collection[str]) -> System:
     trajectories = [trajectory for trajectory in system.trajectories if trajectory.example_id not in seen]
     return dataclasses.replace(
         system,
-        records=tuple(_unseen_records(system.records, seen)),
+        records=tuple(unseen_records(system.records, seen)),
         trajectories=tuple(trajectories),
-        single_turn=tuple(_unseen_records(system.single_turn, seen)),
+        single_turn=tuple(unseen_records(system.single_turn, seen)),
         left_out={**system.left_out, SEEN: n_seen},
     )
-
-
-def _unseen_records(records: Records, seen: Collection[str]) -> list[EpisodeRecord]:
-    return [record for record in records if record.example_id not in seen]
 
 
 def _questions_by_hardness(records: Records) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """One night of retraining: new questions are curated and learned, and the challenger is compared with the champion."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -416,8 +416,8 @@ def _held_out_records(
     after = evaluated(context, recipe, challenger, role)
     before = evaluated(context, recipe, opponent, f"champion {role}".strip())
     seen = seen_by_opponent(context, challenger, opponent, after)
-    old = _unseen_records(before, seen)
-    new = _unseen_records(after, seen)
+    old = unseen_records(read_records(before.folder, "greedy"), seen)
+    new = unseen_records(read_records(after.folder, "greedy"), seen)
     return HeldOutRecords(old, new, recipe.headline), len(seen)
 
 
@@ -439,9 +439,8 @@ def seen_by_opponent(
     return trained_on(context.store, standing, other, test)
 
 
-def _unseen_records(evaluation: StageResult, seen: frozenset[str]) -> list[EpisodeRecord]:
-    """An evaluation's greedy records, but for those of questions that were seen."""
-    records = read_records(evaluation.folder, "greedy")
+def unseen_records(records: Sequence[EpisodeRecord], seen: Collection[str]) -> list[EpisodeRecord]:
+    """Records, but for those of questions that were seen in training, by their ids."""
     return [record for record in records if record.example_id not in seen]
 
 

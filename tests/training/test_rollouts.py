@@ -212,19 +212,30 @@ def test_the_weights_decide_the_key_of_the_demonstrations(taught, checkpoint, re
         Teachers(of(recipe, "tiny"), tmp_path)
 
 
-@pytest.mark.parametrize("has_order", [False, True])
-def test_a_sampler_that_has_died_is_one_line(has_order):
-    """Before an order is sent, and while one waits to be read: a pipe without a reader, and one that was reset."""
+DIED = r"the process that samples ahead has died\. Was memory short\?"
+
+
+@pytest.fixture
+def sampler():
+    """Rollouts ahead without their process, and its end of the pipe."""
     ahead = RolloutsAhead.__new__(RolloutsAhead)
-    ahead._pipe, other = multiprocessing.Pipe()
+    ahead._pipe, end = multiprocessing.Pipe()
     ahead._pending = deque()
-    told = pytest.raises(TrainingError, match=r"the process that samples ahead has died\. Was memory short\?")
-    if has_order:
+    return ahead, end
+
+
+def test_a_sampler_that_died_before_an_order_is_one_line(sampler):
+    """A pipe without a reader."""
+    ahead, end = sampler
+    end.close()
+    with pytest.raises(TrainingError, match=DIED):
         ahead.start(["q0"], 1, 0, 0)
-        other.close()
-        with told:
-            ahead.take(["q0"])
-    else:
-        other.close()
-        with told:
-            ahead.start(["q0"], 1, 0, 0)
+
+
+def test_a_sampler_that_died_with_an_order_unread_is_one_line(sampler):
+    """A pipe that was reset."""
+    ahead, end = sampler
+    ahead.start(["q0"], 1, 0, 0)
+    end.close()
+    with pytest.raises(TrainingError, match=DIED):
+        ahead.take(["q0"])

@@ -12,6 +12,13 @@ from pipelines.core.errors import RecipeError
 from pipelines.training import packing
 from pipelines.training.samples import IGNORED, Sample, order_by_group, prefix_groups
 
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 INSTRUCTIONS = [3, 4, 5, 6]
 SHOP = [*INSTRUCTIONS, 10, 11, 12, 13, 14, 15]
 ZOO = [*INSTRUCTIONS, 20, 21, 22, 23, 24, 25]
@@ -52,15 +59,7 @@ def batch(samples):
 @pytest.fixture
 def network():
     torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=60,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    return LlamaForCausalLM(shape).train()
+    return LlamaForCausalLM(LlamaConfig(vocab_size=60, **SIZES)).train()
 
 
 def by_hand(network, samples):
@@ -115,15 +114,19 @@ def test_runs_hold_samples_of_one_group_and_every_sample_once():
     assert {twice.count(index) for index in range(12)} == {2}
 
 
+def cut(run, micro_tokens):
+    """A plan of the same run whose micro-batches are cut into parts of so many tokens."""
+    settings = run.recipe.hardware.model_copy(update={"micro_tokens": micro_tokens})
+    return run.model_copy(update={"recipe": run.recipe.model_copy(update={"hardware": settings})})
+
+
 @pytest.mark.parametrize("micro_tokens", [None, 150])
 def test_a_run_by_prefix_learns_what_a_run_by_length_learns(plan, train, micro_tokens):
     """All six samples are one batch, and so each step's loss is the same, whatever stands in a micro-batch."""
 
-    def losses(group_by, **hardware):
+    def losses(group_by, micro_tokens=None):
         run = plan("sft", batch=6, micro_batch=6, epochs=3, group_by=group_by)
-        settings = run.recipe.hardware.model_copy(update=hardware)
-        run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"hardware": settings})})
-        trainer = train(run)
+        trainer = train(cut(run, micro_tokens))
         assert trainer.packs is (group_by == "prefix")
         history = [line for line in trainer.state.log_history if "loss" in line]
         return [(line["loss"], line["grad_norm"]) for line in history]
@@ -141,9 +144,7 @@ def test_a_model_that_cannot_be_packed_has_its_micro_batches_cut_too(plan, train
     losses = {}
     for micro_tokens in (None, 150):
         run = plan("sft", f"of-{micro_tokens}", batch=6, micro_batch=6, epochs=2, group_by="prefix")
-        settings = run.recipe.hardware.model_copy(update={"micro_tokens": micro_tokens})
-        run = run.model_copy(update={"recipe": run.recipe.model_copy(update={"hardware": settings})})
-        trainer = train(run)
+        trainer = train(cut(run, micro_tokens))
         losses[micro_tokens] = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     micro_batch = next(iter(trainer.get_train_dataloader()))
     parts = trainer._split_micro_batch(micro_batch)
@@ -162,17 +163,8 @@ def experts(plan, checkpoint, tmp_path):
     folder = tmp_path / "experts"
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     tokenizer.save_pretrained(folder)
-    shape = Qwen3MoeConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        moe_intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_experts=4,
-        num_experts_per_tok=2,
-    )
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    shape = Qwen3MoeConfig(vocab_size=len(tokenizer), **SIZES, **experts)
     Qwen3MoeForCausalLM(shape).save_pretrained(folder)
     run = plan("sft", batch=6, micro_batch=6, epochs=1, group_by="prefix")
     return run.model_copy(update={"checkpoint_in": str(folder)})
@@ -189,8 +181,7 @@ def test_a_mixture_of_experts_is_trained_on_whole_rows(experts, train):
 
 def test_micro_tokens_are_refused_for_a_mixture_of_experts(experts, train):
     """Each part would have a balancing loss of its own, and a micro-batch as many as it has parts."""
-    settings = experts.recipe.hardware.model_copy(update={"micro_tokens": 150})
-    run = experts.model_copy(update={"recipe": experts.recipe.model_copy(update={"hardware": settings})})
+    run = cut(experts, 150)
     with pytest.raises(
         RecipeError, match=r"hardware\.micro_tokens cuts micro-batches, and this model balances its exp"
     ):
