@@ -27,6 +27,7 @@ CHILD = "pipelines.training.child"
 ROOT = Path(__file__).resolve().parent.parent.parent
 SILENCE_S = 1800.0  # a step of a large model with slow rollouts takes minutes; a hung worker says nothing for ever
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")  # torchrun on one machine
+WAIT_S = 10.0  # silence is counted in waits of at most this long
 GRACE_S = 10.0  # between TERM and KILL
 _LAST_LINES = 200
 _EXCEPTION = re.compile(r"^(\[rank\d+\]: )?[\w.]*(Error|Exception|Interrupt)\b")
@@ -172,7 +173,7 @@ def _follow(lines: Lines, log: IO[str], on_metrics: OnMetrics, silence_s: float)
     streams = 2  # standard output and standard error, each of which ends with None
     while streams:
         try:
-            item = lines.get(timeout=silence_s)
+            item = _next_line(lines, silence_s)
         except queue.Empty:
             return {"silent": silence_s, "tail": list(tail)}
         if item is None:
@@ -191,6 +192,23 @@ def _follow(lines: Lines, log: IO[str], on_metrics: OnMetrics, silence_s: float)
         else:
             on_metrics(event)
     return {"tail": list(tail)}
+
+
+def _next_line(lines: Lines, silence_s: float) -> tuple[str, str] | None:
+    """The next line, or None at the end of a stream; raises `queue.Empty` after so many seconds without either.
+
+    No clock is asked how long it was: a process that was stopped (Ctrl-Z, a paused container) has not waited, and its
+    child, which may have been stopped as well, is not to blame. It takes the whole stop for one wait.
+    """
+    left_s = silence_s
+    while True:
+        wait_s = min(WAIT_S, left_s)
+        try:
+            return lines.get(timeout=wait_s)
+        except queue.Empty:
+            left_s -= wait_s
+            if left_s <= 0:
+                raise
 
 
 def _death(code: int, last: Mapping[str, Any], plan: Plan) -> errors.SqltrainError:

@@ -33,6 +33,13 @@ def alive(word):
     return [line for line in listing.splitlines() if word in line and not line.startswith("Z")]
 
 
+def children(pid):
+    listing = subprocess.run(["ps", "-eo", "ppid=,pid="], capture_output=True, text=True, check=True).stdout
+    pairs = [line.split() for line in listing.splitlines()]
+    own = [int(child) for parent, child in pairs if parent == str(pid)]
+    return own + [below for child in own for below in children(child)]
+
+
 def pids():
     listing = subprocess.run(["ps", "-eo", "stat=,pid="], capture_output=True, text=True, check=True).stdout
     return [line.split()[1] for line in listing.splitlines() if not line.startswith("Z")]
@@ -82,6 +89,35 @@ def test_a_silent_child_is_stopped_with_all_that_it_started(plan):
         launch.train_in_child(plan, plan.out, nothing, silence_s=0.2)
     assert time.monotonic() - began < launch.GRACE_S + 5
     assert alive(str(plan.out)) == []
+
+
+@pytest.mark.services  # seconds: CI has it, README's test command not
+def test_a_run_that_was_paused_is_not_taken_for_a_silent_one(plan, tmp_path):
+    """Ctrl-Z or a paused container stops parent and child for hours; going on, the child still needs some time."""
+    speaks_late = "import sys, time; open('started', 'w'); [time.sleep(0.1) for _ in range(20)]; sys.exit('spoke')"
+    hardware = Hardware(threads=1, launch=(sys.executable, "-c", speaks_late))
+    plan = plan.model_copy(update={"recipe": plan.recipe.model_copy(update={"hardware": hardware})})
+    (tmp_path / "plan.json").write_text(plan.model_dump_json())
+    code = f"""
+from pathlib import Path
+from pipelines.training import launch
+from pipelines.training.plan import Plan
+launch.WAIT_S = 1.0
+plan = Plan.model_validate_json(Path({str(tmp_path / "plan.json")!r}).read_text())
+launch.train_in_child(plan, plan.out, print, silence_s=6.0)
+"""
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": str(launch.ROOT)}
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as parent:
+        wait_for((tmp_path / "started").is_file)
+        stopped = [parent.pid, *children(parent.pid)]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(8.0)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        said = parent.communicate(timeout=60)[1]
+    assert "exit code 1: spoke" in said
 
 
 def python(code):
