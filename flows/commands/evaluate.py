@@ -63,7 +63,11 @@ def evaluate(
     ] = None,
     limit: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000_000, help="At most N questions per benchmark, sampled with the recipe's seed."),
+        typer.Option(
+            min=1,
+            max=1_000_000,
+            help="At most N questions per benchmark, sampled with the recipe's seed; conversations whole.",
+        ),
     ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print calls, tokens and price at most, and stop; needs --model.")

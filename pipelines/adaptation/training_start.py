@@ -120,13 +120,18 @@ def _card_settings(card: CheckpointCard) -> dict[str, Any]:
 
 
 def _start_by_size(source: str, recipe: str | None) -> TrainingStart:
-    """A language model: all weights of a small one are trained, adapters of a large one or of one of unknown size."""
+    """A language model: all weights of a small one are trained, adapters of a large one or of one of unknown size.
+
+    The laptop recipe's own model is small wherever it lies.
+    """
     n_weights = count_weights(source)
     if n_weights is None:
-        shipped = require_shipped(recipe or DEFAULT_RECIPE)
-        return _adapter_start(source, shipped, about=f"{source}, whose size nothing here tells")
-    about = f"{source} ({n_weights / 1e6:,.0f} million weights)"
-    if n_weights > LAPTOP_WEIGHTS:
+        about = f"{source}, whose size nothing here tells"
+        is_large = source != recipes.load(LAPTOP_RECIPE).model.source
+    else:
+        about = f"{source} ({n_weights / 1e6:,.0f} million weights)"
+        is_large = n_weights > LAPTOP_WEIGHTS
+    if is_large:
         shipped = require_shipped(recipe or DEFAULT_RECIPE)
         return _adapter_start(source, shipped, about)
     shipped = require_shipped(recipe or LAPTOP_RECIPE)

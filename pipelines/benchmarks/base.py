@@ -84,13 +84,9 @@ def read(source: Source, seed: int, root: Path) -> Questions:
         root: the data stage's folder. Files are linked or made under `root/databases`, and an example's location is
             relative to `root`: no record holds a path of this machine. `resolve_locations` makes them absolute.
     """
-    import polars as pl
-
     loaded = load(source, seed, root)
     examples = with_hardness(list(loaded.examples))
-    ids = pl.Series([example.id for example in examples], dtype=pl.String)
-    levels = pl.Series([example.hardness for example in examples], dtype=pl.String)
-    rows, rejected = choose_rows(ids, levels, loaded.quarantine, source, seed)
+    rows, rejected = choose_rows(selection_frame(examples), loaded.quarantine, source, seed)
     chosen = [examples[row] for row in rows]
     return Questions(chosen, rejected)
 
@@ -110,17 +106,30 @@ def load(source: Source, seed: int, root: Path) -> Loaded:
     return Loaded(corrected, loaded.quarantine)
 
 
+def selection_frame(examples: Sequence[Example]) -> pl.DataFrame:
+    """What `choose_rows` looks at: the `id`, `hardness` and conversation (`interaction`, or null) of each example."""
+    import polars as pl
+
+    columns = {
+        "id": [example.id for example in examples],
+        "hardness": [example.hardness for example in examples],
+        "interaction": [example.annotations.interaction for example in examples],
+    }
+    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
+
+
 def choose_rows(
-    ids: pl.Series, levels: pl.Series, rejected: Sequence[Rejected], source: Source, seed: int
+    frame: pl.DataFrame, rejected: Sequence[Rejected], source: Source, seed: int
 ) -> tuple[pl.Series, list[Rejected]]:
     """The rows of a source that its levels and its count choose, rising, and all rejected rows.
 
-    The first of several rows with one id counts.
+    The first of several rows with one id counts. A count takes conversations whole.
 
     Args:
-        ids, levels: those of all examples, in order.
+        frame: the `selection_frame` of all examples, in order.
         rejected: rows that the reader rejected.
     """
+    ids = frame["id"]
     is_first = ids.is_first_distinct()
     all_rejected = list(rejected)
     for id in ids.filter(~is_first):
@@ -128,14 +137,41 @@ def choose_rows(
     good = is_first.arg_true()
     rows = good
     if source.hardness is not None:
-        is_of_level = levels.gather(good).is_in(list(source.hardness))
+        is_of_level = frame["hardness"].gather(good).is_in(list(source.hardness))
         rows = good.filter(is_of_level)
     if source.count is not None and source.count < len(rows):
-        rng = random.Random(f"{seed}/count")
-        all_indices = range(len(rows))
-        indices = rng.sample(all_indices, source.count)
-        rows = rows.gather(sorted(indices))
+        interactions = frame["interaction"].gather(rows)
+        indices = _draw(interactions, source.count, random.Random(f"{seed}/count"))
+        rows = rows.gather(indices)
     return rows, mark_chosen(all_rejected, len(rows), len(good))
+
+
+def _draw(interactions: pl.Series, count: int, rng: random.Random) -> list[int]:
+    """The indices of `count` questions, rising; of conversations as many whole ones as `count` has room for.
+
+    A conversation of which some questions are missing has no interaction match. Where all are longer than `count`, it
+    is the beginning of one.
+
+    Args:
+        interactions: the conversation of each question, null for a single one.
+        count: fewer than there are questions.
+    """
+    all_indices = range(len(interactions))
+    if interactions.null_count() == len(interactions):
+        return sorted(rng.sample(all_indices, count))
+    members_of: dict[str | int, list[int]] = {}
+    for index, interaction in enumerate(interactions):
+        name = index if interaction is None else interaction
+        members_of.setdefault(name, []).append(index)
+    conversations = list(members_of.values())
+    rng.shuffle(conversations)
+    chosen: list[int] = []
+    for members in conversations:
+        if len(chosen) + len(members) <= count:
+            chosen += members
+    if not chosen:
+        chosen = conversations[0][:count]
+    return sorted(chosen)
 
 
 def mark_chosen(rejected: list[Rejected], chosen: int, good: int) -> list[Rejected]:

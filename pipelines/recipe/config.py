@@ -277,7 +277,7 @@ class Source(Section):
     kind: Annotated[str, pydantic.AfterValidator(READERS.check)] = "miniature"  # registered name of the reader.
     path: str | None = None  # folder or file of the questions; unused by the miniature.
     split: Literal["train", "dev", "test"] = "train"  # part of the data.
-    count: Positive | None = None  # number of examples, drawn by the seed; null takes all.
+    count: Positive | None = None  # number of examples, drawn by the seed, conversations whole; null takes all.
     hardness: tuple[Hardness, ...] | None = None  # levels that are kept; null keeps all.
     # file of corrected gold SQL (docs/reference/benchmarks.md).
     corrections: str | None = None

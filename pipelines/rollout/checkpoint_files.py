@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import DataError, first_line
+from pipelines.core.errors import DataError, ResourceError, first_line
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -152,6 +152,7 @@ def network_of(name: str, **options: Any) -> Any:
             name, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False, **options
         )
     except Exception as error:  # settings of many architectures and quantised formats raise any kind
+        _require_hub(name, error)
         hint = "Give a local folder or a hub name as model.source."
         raise DataError(f"no model at {name}: {_line(error)}", hint) from None
     finally:
@@ -245,12 +246,26 @@ def tokenizer_of(name: str, **options: Any) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # a damaged tokenizer.json raises a bare Exception, and a wrong one any kind
+        _require_hub(name, error)
         hint = "Give a local folder or a hub name as model.source, with tokenizer.json beside the weights."
         raise DataError(f"no model at {name}: its tokenizer cannot be read: {_line(error)}", hint) from None
     if len(tokenizer) <= len(tokenizer.added_tokens_encoder):
         hint = "Copy tokenizer.json and tokenizer_config.json beside the model's weights."
         raise DataError(f"no tokenizer in {name}", hint)
     return tokenizer
+
+
+def _require_hub(name: str, error: BaseException) -> None:
+    """Refuse to go on if an error of loading says that the hub is out of reach, and that nothing was fetched before."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, LocalEntryNotFoundError):
+            problem = f"no model at {name}: the hub is out of reach, and no earlier run fetched it"
+            hint = "Fetch it where there is a network, or give a folder or a GGUF file (`make smollm2` fetches one)."
+            raise ResourceError(problem, hint) from None
+        cause = cause.__cause__ or cause.__context__
 
 
 def require_rows(name: str, network: Any, tokenizer: Any) -> None:

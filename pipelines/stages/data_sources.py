@@ -61,9 +61,7 @@ def _read_source(ctx: Context, pool_source: PoolSource, path: Path) -> SourcePar
     if not noted:
         loaded = base.load(source, seed, ctx.folder)
         written = _write_examples(ctx, pool_source, loaded.examples, path)
-        ids = written["id"]
-        levels = written["hardness"]
-        chosen, rejected = base.choose_rows(ids, levels, loaded.quarantine, source, seed)
+        chosen, rejected = base.choose_rows(written, loaded.quarantine, source, seed)
         if len(chosen) < len(written):
             frames.keep(path, chosen)
         rejected_values = [dataclasses.astuple(row) for row in rejected]
@@ -74,14 +72,13 @@ def _read_source(ctx: Context, pool_source: PoolSource, path: Path) -> SourcePar
 
 
 def _write_examples(ctx: Context, pool_source: PoolSource, examples: Iterable[Example], path: Path) -> pl.DataFrame:
-    """Write a source's examples a window at a time, and return the `id` and `hardness` of each; without examples
-    there is no file.
+    """Write a source's examples a window at a time, and return their `selection_frame`; without examples there is no
+    file.
     """
     pool, part, source = pool_source
     remaining = iter(examples)
     writer = frames.Writer(path, path.parent)
-    without_rows = pl.DataFrame(schema={"id": pl.String, "hardness": pl.String})
-    ids_and_levels = [without_rows]
+    selection = [base.selection_frame([])]
     rows = 0
     while window := list(itertools.islice(remaining, frames.WINDOW)):
         if source.hardness is not None:
@@ -89,12 +86,12 @@ def _write_examples(ctx: Context, pool_source: PoolSource, examples: Iterable[Ex
         window = with_card_evidence(window, ctx.folder)
         frame = pool_frame(window, pool, part)
         writer.add(frame)
-        ids_and_levels.append(frame.select("id", "hardness"))
+        selection.append(base.selection_frame(window))
         rows += len(window)
         ctx.progress.advance(0, f"{pool}: {rows} questions")
     if rows:
         writer.close()
-    return pl.concat(ids_and_levels)
+    return pl.concat(selection)
 
 
 def pool_frame(examples: Sequence[Example], pool: str, part: int) -> pl.DataFrame:

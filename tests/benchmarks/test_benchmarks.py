@@ -1,6 +1,7 @@
 """Benchmarks in the layouts that their authors ship, written here at the size of a few rows."""
 
 import json
+from collections import Counter
 
 import pytest
 from typer.testing import CliRunner
@@ -92,6 +93,23 @@ def test_a_question_of_a_conversation_has_those_before_it_as_history(spider, tmp
     assert {one.meta["interaction_questions"] for one in loaded.examples} == {2}  # what has no SQL is no question
     bad = [("[0][0]", "empty_db_id"), ("[1][2]", "empty_query"), ("[1][3]", "not_an_object")]
     assert reasons(loaded) == [(f"{file.rpartition('/')[2]}{place}", reason) for place, reason in bad]
+
+
+def test_a_count_takes_conversations_whole(spider, tmp_path):
+    """Of eight conversations of 2 or 3 questions; with one left out, the interaction match would have none to count."""
+    sizes = [2, 3] * 4
+    turns = {"utterance": "How many ships?", "query": "SELECT count(*) FROM ship"}
+    rows = [{"database_id": "harbour", "interaction": [turns] * size} for size in sizes]
+    write(spider / "dev.json", json.dumps(rows))
+    drawn = {}
+    for count in (1, 10, 19):
+        loaded = read("spider", spider, tmp_path / f"stage {count}", options={"variant": "sparc"}, count=count)
+        drawn[count] = Counter(example.meta["interaction"] for example in loaded.examples)
+        assert count - 2 <= drawn[count].total() <= count
+    for count in (10, 19):
+        assert all(size == sizes[int(name.rpartition("_")[2])] for name, size in drawn[count].items())
+    assert drawn[1].total() == 1
+    assert list(drawn[10]) != [f"spider_sparc_dev_{number}" for number in range(4)]
 
 
 def test_spider_dk_asks_of_its_own_databases_and_of_spiders(spider, tmp_path):

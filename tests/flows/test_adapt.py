@@ -323,6 +323,15 @@ def test_a_model_of_the_hub_that_was_fetched_is_counted_without_the_hub(hub_cach
     assert count_weights("a/other") is None
 
 
+def test_the_laptop_recipes_own_model_is_small_where_nothing_tells_its_size(tmp_path, monkeypatch):
+    """Outside a checkout that fetched it, and out of reach of the hub."""
+    monkeypatch.chdir(tmp_path)
+    start = training_start("smollm2", None, 100)
+    assert (start.includes, start.scale) == (("recipes/smollm2",), "laptop")
+    told = "HuggingFaceTB/SmolLM2-135M-Instruct, whose size nothing here tells, all of its weights"
+    assert start.about == told
+
+
 def test_pickled_weights_are_of_unknown_size(tmp_path):
     """They may be of any; a model of seven billion is no model for a laptop."""
     (tmp_path / "config.json").write_text("{}")

@@ -8,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipelines.core.errors import DataError
+from pipelines.core.errors import DataError, ResourceError
 from pipelines.export import folder as exports
 from pipelines.export.cards import lineage_of
 from pipelines.recipe.config import Model
+from pipelines.rollout.checkpoint_files import network_of, tokenizer_of
 from pipelines.rollout.model_loading import load
 from tests.export.test_export import tiny
 
@@ -320,3 +321,12 @@ def test_code_in_a_checkpoint_is_not_run_and_nobody_is_asked_about_it(whole, tmp
         assert said in refused(lambda: logits(folder))
     assert questions == []
     assert not list(tmp_path.rglob("ran"))
+
+
+def test_a_model_of_the_hub_that_is_out_of_reach_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    words = r"^no model at a/b: the hub is out of reach, and no earlier run fetched it\. .*GGUF"
+    for loader in (network_of, tokenizer_of):
+        with pytest.raises(ResourceError, match=words):
+            loader("a/b")

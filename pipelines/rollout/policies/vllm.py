@@ -16,6 +16,7 @@ from pipelines.core.errors import EndpointError, ResourceError
 from pipelines.endpoints.client import Connection, Endpoint
 from pipelines.endpoints.errors import ContextOverflow
 from pipelines.protocols.blocks import StopStrings, truncate_at_stop
+from pipelines.rollout.checkpoint_files import tokenizer_of
 from pipelines.rollout.codec import ChatCodec
 from pipelines.rollout.policies.base import Completion, Policy, Request
 from pipelines.rollout.policies.served_weights import Probe, adapter_step, served_names
@@ -58,13 +59,10 @@ class VllmPolicy(Policy):
     ) -> None:
         if not servers:
             raise ResourceError("rollout.policy is vllm, but no server is named", "Set rollout.servers=[URL, ...].")
-        from transformers import AutoTokenizer
-
         commit = revision
         if Path(checkpoint).is_dir():
             commit = None
-        # transformers would ask on the terminal whether it may run Python code of the checkpoint.
-        tokenizer = AutoTokenizer.from_pretrained(str(checkpoint), revision=commit, trust_remote_code=False)
+        tokenizer = tokenizer_of(str(checkpoint), revision=commit)
         self.codec: ChatCodec = ChatCodec(tokenizer)
         self.live = LIVE_PER_SERVER * len(servers)
         has_others = len(servers) > 1
