@@ -24,8 +24,8 @@ from pipelines.recipe import config
 from pipelines.sql.audit import AuditEntry, AuditLog
 from pipelines.sql.dialects.base import OK, Bounds, HiddenNames, identity
 from pipelines.sql.equalities.spider_grammar import DatabaseNames
-from pipelines.sql.lexical import is_ordered
 from pipelines.sql.sandbox.pool import ANALYSIS, Pool, Task, WorkerDeath
+from pipelines.sql.splitter import asks_for_order
 
 TICK = 0.02  # seconds between two looks at the workers' clocks
 Job = tuple[Any, ...]  # a worker's job: its kind, and what that takes
@@ -148,7 +148,8 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         self._names = DatabaseNames(tables)
         self._audit = None if audit is None else AuditLog(audit)
         self._lock = threading.RLock()
-        self._gathered: list[tuple[str, Task]] = []
+        # Tasks of each event loop's present tick; each loop has a list of its own, for they run in several threads.
+        self._gathered: dict[asyncio.AbstractEventLoop, list[tuple[str, Task]]] = {}
         self._waiting: dict[asyncio.AbstractEventLoop, int] = {}
         self._owner = os.getpid()
         self._closer = weakref.finalize(self, _close_pools, self._selector, self._pools, self._owner)
@@ -338,7 +339,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
         jobs: list[EngineJob] = []
         for pair in pairs:
             locations, names = locate(pair.database)
-            gold_facts = _gold_facts(pair.gold_sql)
+            gold_facts = _gold_facts(pair.gold_sql, pair.database.engine)
             job = ("verdict", locations, pair.gold_sql, pair.predicted_sql, equality_names, gold_facts, names)
             jobs.append((pair.database.engine, job))
         return jobs
@@ -384,6 +385,7 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
 
     def _ask(self, engine: str, job: Job) -> tuple[Task, Awaitable[Any]]:
         """A job on its way, and its reply, which is to be awaited once; the event loop drives the workers meanwhile."""
+        self._require_open()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
 
@@ -415,24 +417,34 @@ class SqlEngine(contextlib.AbstractContextManager["SqlEngine"]):
                     if self._closer.alive:
                         loop.remove_reader(self._selector.fileno())
 
-        if not self._gathered:
-            loop.call_soon(self._submit)
         task = Task(job, deliver, None)
-        self._gathered.append((engine, task))
+        gathered = self._gathered.setdefault(loop, [])
+        if not gathered:
+            loop.call_soon(self._submit_gathered, loop)
+        gathered.append((engine, task))
         self._waiting[loop] = self._waiting.get(loop, 0) + 1
         if self._waiting[loop] == 1:
             loop.add_reader(self._selector.fileno(), self._pump)
             loop.call_later(TICK, beat)
         return task, reply()
 
-    def _submit(self, tasks: Sequence[tuple[str, Task]] | None = None) -> None:
-        """Hand tasks to the pools of their engines; by default those that were gathered in this event-loop tick."""
-        if tasks is None:
-            tasks = self._gathered
-            self._gathered = []
+    def _require_open(self) -> None:
+        if not self._closer.alive or os.getpid() != self._owner:
+            raise DatabaseError("the SQL engine is closed, or belongs to the process that this one was forked from")
+
+    def _submit_gathered(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Submit the tasks of an event loop's tick; a closed engine answers them as it does jobs under way."""
+        tasks = self._gathered.pop(loop)
+        try:
+            self._submit(tasks)
+        except DatabaseError:
+            for _, task in tasks:
+                task.finish(WorkerDeath(False, 0))
+
+    def _submit(self, tasks: Sequence[tuple[str, Task]]) -> None:
+        """Hand tasks to the pools of their engines."""
         with self._lock:
-            if not self._closer.alive or os.getpid() != self._owner:
-                raise DatabaseError("the SQL engine is closed, or belongs to the process that this one was forked from")
+            self._require_open()
             by_engine: dict[str, list[Task]] = {}
             for engine, task in tasks:
                 waiting = by_engine.setdefault(engine, [])
@@ -583,11 +595,10 @@ def _suite_files(folder: str, changed_ns: int) -> tuple[str, ...]:
 
 
 @functools.lru_cache(4096)
-def _gold_facts(gold_sql: str) -> tuple[bool, bool]:
+def _gold_facts(gold_sql: str, engine: str) -> tuple[bool, bool]:
     """The fields of `compare.Gold` that the text of the gold query decides."""
-    lowered = gold_sql.lower()
-    ordered = "order" in lowered and is_ordered(gold_sql)
-    mentions_order = "order by" in lowered
+    ordered = asks_for_order(gold_sql, engine)
+    mentions_order = "order by" in gold_sql.lower()
     return ordered, mentions_order
 
 

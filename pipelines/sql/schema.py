@@ -281,8 +281,10 @@ def _short_literal(value: Scalar) -> str:
 VIEW_SECONDS = 60.0  # time for a view's statement, or for all views of a database where the engine counts no work
 _HIDDEN_COLUMN = 1  # the mark of a column of a virtual table that `*` does not show
 _SQLITE_TABLES = """
-SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'
+SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'
 """
+# Kinds of tables that nobody can ask: a view whose query does not run, a virtual table of a module that is not here.
+_MAY_FAIL = {"view": "the view does not run", "virtual": "the virtual table cannot be opened"}
 DeclaredColumn = tuple[str, str, bool]  # name, type, whether it is in the primary key
 
 
@@ -328,17 +330,17 @@ def _sqlite_schema(opened: Catalog, values: int) -> Schema:
     query = opened.query
     tables: list[Table] = []
     left_out: list[tuple[str, str]] = []
-    # Shadow tables are where a text index keeps its words.
-    shadows = {name for _, name, kind, *_ in query("PRAGMA table_list") if kind == "shadow"}
-    for name, kind in query(_SQLITE_TABLES):
-        if name in shadows:
+    kinds = {name: kind for schema, name, kind, *_ in query("PRAGMA table_list") if schema == "main"}
+    for (name,) in query(_SQLITE_TABLES):
+        kind = kinds.get(name)
+        if kind == "shadow":  # where a text index keeps its words
             continue
         try:
             declared = _sqlite_columns(query, name)
-        except Exception as error:  # nobody can ask a view whose query does not run
-            if kind != "view":
+        except Exception as error:
+            if kind not in _MAY_FAIL:
                 raise
-            left_out.append((name, f"the view does not run, so it is left out: {error}"))
+            left_out.append((name, f"{_MAY_FAIL[kind]}, so it is left out: {error}"))
             continue
         columns = _with_values(opened, quoted(name), kind == "view", declared, values)
         keys = _sqlite_keys(query, name)

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pipelines.sql.lexical import blank_comments
+from pipelines.sql.lexical import blank_comments, is_ordered
 
 MAX_STATEMENTS = 1000  # statements of one turn
 
@@ -37,6 +37,7 @@ _SIGNS = {
 _NESTING = frozenset(("postgres", "duckdb"))  # dialects in which a block comment may hold another
 _BLOCK_SIGN = re.compile(r"/\*|\*/")
 _END_OF_LINE = re.compile(r";[ \t\r]*(?:\n|\Z)")
+_ORDER = re.compile(r"\border\b", re.IGNORECASE)
 _CREATE = re.compile(r"\s*create\b", re.IGNORECASE)
 
 
@@ -135,6 +136,17 @@ def _blank_if_quoted(match: re.Match[str]) -> str:
     if match.lastgroup == "quoted":
         return "''"
     return match[0]
+
+
+def asks_for_order(sql: str, engine: str) -> bool:
+    """Whether the outermost query of a statement has an ORDER BY, by the quotes and comments of its dialect.
+
+    The words in a text, a name, a window or an inner query ask for no order of the rows.
+    """
+    if not _ORDER.search(sql):
+        return False
+    statements = split_script(sql, engine)
+    return any(is_ordered(blank_quoted(statement.text, engine)) for statement in statements)
 
 
 def has_more_behind(sql: str) -> bool:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from shops import build_shop
 
 from pipelines.core.errors import DatabaseError, ResourceError
 from pipelines.core.types import ExecutionStatus
+from pipelines.sql import engine as sql_engine
 from pipelines.sql.audit import MAX_OLD_FILES, AuditEntry, AuditLog
 from pipelines.sql.engine import Limits, Pair, SqlEngine
 from tests.fakes import build_database
@@ -190,6 +192,52 @@ def test_nothing_is_left_when_an_engine_is_closed(shop):
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     with pytest.raises(DatabaseError, match="closed"):
         engine.execute_many([(shop, "SELECT 1")])
+    with pytest.raises(DatabaseError, match="closed"):
+        asyncio.run(asyncio.wait_for(engine.execute(shop, "SELECT 1"), 10))
+
+
+def test_a_statement_of_the_tick_in_which_the_engine_closes_is_told(shop):
+    engine = SqlEngine(Limits(timeout_s=20))
+
+    async def main():
+        statement = engine.begin(shop, "SELECT 1")
+        engine.close()
+        return await asyncio.wait_for(statement.result(), 10)
+
+    assert asyncio.run(main()).status is ExecutionStatus.UNAVAILABLE
+
+
+def test_two_event_loops_may_ask_at_the_same_moment(engine, shop, monkeypatch):
+    """The second is switched out while it asks, from before the first sends what was asked until after its answer."""
+    has_asked, is_asking, has_answer = threading.Event(), threading.Event(), threading.Event()
+    make_task = sql_engine.Task
+
+    def slow_task(*fields):
+        if threading.current_thread().name == "second":
+            is_asking.set()
+            has_answer.wait(10)
+        return make_task(*fields)
+
+    async def first():
+        running = engine.begin(shop, "SELECT 1")
+        has_asked.set()
+        is_asking.wait(10)
+        result = await running.result()
+        has_answer.set()
+        return result
+
+    async def second():
+        has_asked.wait(10)
+        return await asyncio.wait_for(engine.execute(shop, "SELECT 2"), 10)
+
+    monkeypatch.setattr(sql_engine, "Task", slow_task)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1, initializer=name_thread, initargs=("second",)) as other:
+        answers = [one.submit(lambda: asyncio.run(first())), other.submit(lambda: asyncio.run(second()))]
+        assert [answer.result().rows for answer in answers] == [((1,),), ((2,),)]
+
+
+def name_thread(name):
+    threading.current_thread().name = name
 
 
 def test_jobs_under_way_are_told_when_the_engine_closes(shop):
@@ -246,7 +294,10 @@ def test_a_forked_child_may_not_use_its_parents_engine(engine, shop):
         try:
             engine.execute_many([(shop, "SELECT 1")])
         except DatabaseError:
-            os._exit(7)
+            try:
+                asyncio.run(asyncio.wait_for(engine.execute(shop, "SELECT 1"), 10))
+            except DatabaseError:
+                os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert engine.execute_many([(shop, "SELECT 3")])[0].rows == ((3,),)

@@ -115,6 +115,21 @@ def test_strict_rowidless_and_rtree_tables_are_tables(engine, tmp_path):
     assert [result.rows for result in results] == [(("one",),), (("x", 2),), (("sea",),)]
 
 
+def test_a_virtual_table_of_an_absent_module_leaves_the_others(engine, tmp_path):
+    database = build_database(tmp_path / "notes.sqlite", "CREATE TABLE note (body TEXT); INSERT INTO note VALUES ('x')")
+    with contextlib.closing(sqlite3.connect(database.location)) as connection:
+        connection.execute("PRAGMA writable_schema = 1")
+        made = "CREATE VIRTUAL TABLE embedding USING vec0(body float[4])"
+        connection.execute("INSERT INTO sqlite_master VALUES ('table', 'embedding', 'embedding', 0, ?)", [made])
+        connection.commit()
+    schema = introspect(database)
+    assert [table.name for table in schema.tables] == ["note"]
+    told = "the virtual table cannot be opened, so it is left out: no such module: vec0"
+    assert schema.left_out == (("embedding", told),)
+    (result,) = engine.execute_many([(database, "SELECT body FROM note")])
+    assert result.rows == (("x",),)
+
+
 def test_a_point_in_a_name_parts_nothing(tmp_path):
     made = 'CREATE TABLE "a.b" (id INTEGER PRIMARY KEY); CREATE TABLE b (id INTEGER);'
     referring = 'CREATE TABLE c (id INTEGER REFERENCES "a.b" (id))'

@@ -14,6 +14,7 @@ from pipelines.sql.analysis.name_resolution import resolve_names, schema_items
 from pipelines.sql.analysis.session import prepared_items
 from pipelines.sql.lexical import bigrams, is_ordered
 from pipelines.sql.schema import Column, Schema, Table, introspect
+from pipelines.sql.splitter import asks_for_order
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +171,22 @@ def test_bigrams_by_hand():
 )
 def test_is_ordered(sql, expected):
     assert is_ordered(sql) is expected
+    assert asks_for_order(sql, "sqlite") is expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "sql", "expected"),
+    [
+        ("duckdb", r"SELECT a FROM t WHERE b <> E'it\'s' ORDER BY (b = 'x'), a", True),
+        ("postgres", "SELECT a FROM t WHERE b <> $$it's$$ ORDER BY (b = 'x'), a", True),
+        ("mysql", r"SELECT a FROM t WHERE b = 'it\'s' ORDER BY FIELD(a, 'x')", True),
+        ("mysql", "SELECT a FROM t # order by a", False),
+        ("postgres", "SELECT b[1] FROM t ORDER BY b[1]", True),
+        ("postgres", "SELECT a /* /* inner */ ORDER BY */ FROM t", False),
+    ],
+)
+def test_an_order_is_asked_for_in_the_texts_and_comments_of_each_dialect(engine, sql, expected):
+    assert asks_for_order(sql, engine) is expected
 
 
 def test_the_look_for_an_order_by_is_linear_in_brackets_that_never_close():

@@ -6,6 +6,7 @@ import pickle
 import sqlite3
 import time
 
+import duckdb
 import pytest
 from shops import build_shop
 
@@ -281,3 +282,14 @@ def test_a_nonsense_answer_means_a_dead_worker(shop, monkeypatch, lie):
     monkeypatch.undo()
     with SqlEngine(Limits(timeout_s=5)) as engine:
         assert engine.execute_many([(shop, "SELECT 1")])[0].status is ExecutionStatus.OK
+
+
+def test_the_order_of_a_gold_query_counts_whatever_quotes_its_dialect_has(engine, tmp_path):
+    """Read as SQLite reads it, the first text goes on to the end of this query, and no ORDER BY is left."""
+    path = tmp_path / "t.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("CREATE TABLE t AS SELECT * FROM (VALUES ('x', 2), ('y', 1)) AS made(b, a)")
+    database = Database("t", "duckdb", str(path))
+    gold = r"SELECT a FROM t WHERE b <> E'it\'s' ORDER BY (b = 'x') DESC, a"  # 2, 1
+    pairs = [Pair(database, gold, f"SELECT a FROM t ORDER BY a{end}") for end in ("", " DESC")]
+    assert [verdict.scores["strict"] for verdict in engine.verdicts(pairs, ["strict"])] == [0.0, 1.0]

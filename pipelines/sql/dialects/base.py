@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from pipelines.sql.lexical import is_ordered
-from pipelines.sql.splitter import blank_quoted, split_script
+from pipelines.sql.splitter import asks_for_order
 
 OK = "ok"
 ERROR = "error"
@@ -35,7 +34,6 @@ UNAVAILABLE = "unavailable"
 EXTERNAL_FAULTS = frozenset(("database_locked", "database_recovering", "database_missing"))
 FIRST_FETCH = 64  # rows of the first chunk of a result
 MAX_MESSAGE_CHARS = 500
-_ORDER = re.compile(r"\border\b", re.IGNORECASE)
 # Factors of the limit: the dialect's clock has its chance before the hard timer.
 TIMER_GRACE = 1.05
 TIMER_SLACK = 0.05
@@ -516,7 +514,7 @@ def in_shown_order(sql: str, raw: RawResult, engine: str) -> RawResult:
     """The same result with its rows in an order of their own values, if the statement asks for none: the engine's tells
     of hidden keys and indices.
     """
-    if not raw.rows or _asks_for_order(sql, engine):
+    if not raw.rows or asks_for_order(sql, engine):
         return raw
     rows = sorted(raw.rows, key=_row_sort_key)
     return raw._replace(rows=rows)
@@ -524,17 +522,6 @@ def in_shown_order(sql: str, raw: RawResult, engine: str) -> RawResult:
 
 def _row_sort_key(row: Row) -> list[tuple[str, Any]]:
     return list(map(_sort_key, row))
-
-
-def _asks_for_order(sql: str, engine: str) -> bool:
-    """Whether a statement's outermost query has an ORDER BY.
-
-    The words in a text, a name, a window or an inner query ask for no order of the rows.
-    """
-    if not _ORDER.search(sql):
-        return False
-    statements = split_script(sql, engine)
-    return any(is_ordered(blank_quoted(statement.text, engine)) for statement in statements)
 
 
 def _sort_key(value: Any) -> tuple[str, Any]:
