@@ -299,7 +299,10 @@ def _merge_columns(fresh: TableCard, old: TableCard, engine: EngineName) -> dict
     for old_name, entry in old.columns.items():
         name = _renewed_name(old_name, old.columns, columns, engine)
         if name is not None:
-            columns[name] = _edited(columns[name], entry)
+            edited = _edited(columns[name], entry)
+            if old_name in hidden:
+                edited = edited.model_copy(update={"values": ()})
+            columns[name] = edited
         elif old_name in hidden:
             columns[old_name] = entry
     return columns

@@ -3,16 +3,16 @@
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from pipelines.core.errors import DataError
 from pipelines.core.registry import DIALECTS
 from pipelines.core.types import Database, ExecutionResult, ExecutionStatus, Scalar, shortened, text_of
 from pipelines.databases.card import ColumnCard, DatabaseCard, Reference, TableCard
-from pipelines.databases.named import OpenableDatabase, why_unreachable
+from pipelines.databases.named import OpenableDatabase, hidden_parts, why_unreachable
 from pipelines.sql.dialects.dialect import Role
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Schema, Table, introspect, read_comments
+from pipelines.sql.schema import Column, Schema, Table, introspect, read_comments
 
 # Findings about a database that mislead an agent: no keys, codes, several ways to write a date, cryptic names, empty
 # tables; and columns that look like personal data. They come from names and a few rows, so a finding is a reason to
@@ -25,7 +25,7 @@ CODE_CHARS = 3
 FEWEST = 4  # values that a column must have to be judged
 LIMITS = Limits(timeout_s=5.0, max_rows=200, max_bytes=4_000_000)  # limits of a statement that reads or counts rows
 SECONDS = 120.0  # time for all counts and samples; tables after that have none
-AT_ONCE = 50  # tables that are read at once
+AT_ONCE = 10  # tables that are read at once: the time is looked at behind them
 SHOWN_VALUES = 3  # example values of a column
 VALUE_CHARS = 40  # characters of an example value
 _DATES = {
@@ -55,6 +55,15 @@ class DatabaseFinding:
     kind: str
     where: str
     advice: str
+
+
+@dataclass
+class TablesRead:
+    """What could be read of a database's tables."""
+
+    samples: dict[str, Samples] = field(default_factory=dict)  # some rows by table.
+    rows: dict[str, int | None] = field(default_factory=dict)  # number of rows by table; None if it failed.
+    hidden: set[str] = field(default_factory=set)  # tables of which some part is hidden.
 
 
 def find_problems(
@@ -159,14 +168,15 @@ def connection_role(named: OpenableDatabase) -> tuple[Role, dict[str, int | None
 
 
 def read_catalogue(
-    named: OpenableDatabase, password_env: str | None, schemas: Sequence[str] = (), old: DatabaseCard | None = None
+    named: OpenableDatabase, password_env: str | None, schemas: Sequence[str] = ()
 ) -> tuple[DatabaseCard, list[DatabaseFinding]]:
     """Read the card of a database that can be opened, and its likely problems.
+
+    No value of what an earlier card hides is looked at, told or written, be it through a view or a computed column.
 
     Args:
         password_env: the environment variable that holds the password, for the card.
         schemas: those of a DuckDB file that are read; () for all.
-        old: an earlier card; no value of what it hides is looked at, told or written.
     """
     database = named.database
     schema = introspect(database)
@@ -175,11 +185,11 @@ def read_catalogue(
     if not schema.tables:
         raise _no_tables(database)
     comments = read_comments(database)
-    samples, rows = _sample_tables(database, schema)
-    if old is not None:
-        samples = {name: _not_hidden(of_table, old.tables.get(name)) for name, of_table in samples.items()}
+    tables_read = _sample_tables(named, schema)
+    samples = tables_read.samples
+    rows = tables_read.rows
     findings = find_problems(schema, samples, rows)
-    findings += _unread_tables(schema, samples, rows)
+    findings += _unread_tables(schema, tables_read)
     personal = {finding.where for finding in findings if finding.kind == "personal data"}
     tables = {}
     for table in schema.tables:
@@ -198,16 +208,6 @@ def read_catalogue(
         tables=tables,
     )
     return card, findings
-
-
-def _not_hidden(samples: Samples, card: TableCard | None) -> Samples:
-    """The values of the columns that a table's earlier card does not hide."""
-    if card is None:
-        return samples
-    if card.hidden:
-        return {}
-    hidden = {name for name, column in card.columns.items() if column.hidden}
-    return {name: values for name, values in samples.items() if name not in hidden}
 
 
 def _table_card(
@@ -241,39 +241,35 @@ def _no_tables(database: Database) -> DataError:
     return DataError(f"{database.id} has no tables that this role may read", hint)
 
 
-def _unread_tables(
-    schema: Schema, samples: Mapping[str, Samples], rows: Mapping[str, int | None]
-) -> Iterator[DatabaseFinding]:
-    """The tables whose rows could not be read or counted within the limits."""
+def _unread_tables(schema: Schema, tables_read: TablesRead) -> Iterator[DatabaseFinding]:
+    """The tables whose rows could not be read or counted within the limits; one with hidden parts is no news."""
     for table in schema.tables:
         missing = []
-        if table.name not in samples:
+        if table.name not in tables_read.samples:
             missing.append("its example values")
-        if rows.get(table.name) is None:
+        if tables_read.rows.get(table.name) is None and table.name not in tables_read.hidden:
             missing.append("the number of its rows")
         if missing:
-            limit_s = LIMITS.timeout_s if table.name in rows else SECONDS
+            limit_s = LIMITS.timeout_s if table.name in tables_read.rows else SECONDS
             lacks = " and ".join(missing)
             advice = f"the card lacks {lacks}: reading failed, or took more than {limit_s:.0f} s"
             yield DatabaseFinding("not read", table.name, advice)
 
 
-def _sample_tables(database: Database, schema: Schema) -> tuple[dict[str, Samples], dict[str, int | None]]:
+def _sample_tables(named: OpenableDatabase, schema: Schema) -> TablesRead:
     """Some rows of each table, and the number of its rows; tables after `SECONDS` have neither."""
-    samples: dict[str, Samples] = {}
-    rows: dict[str, int | None] = {}
+    database = named.database
+    tables_read = TablesRead()
     deadline = time.monotonic() + SECONDS
-    with SqlEngine(LIMITS) as sql:
+    with SqlEngine(LIMITS, hidden=hidden_parts([named])) as sql:
         for start in range(0, len(schema.tables), AT_ONCE):
             if time.monotonic() > deadline:
                 break
             tables = schema.tables[start : start + AT_ONCE]
             jobs = []
             for table in tables:
-                name = schema.written(table.name)
-                columns = ", ".join(schema.quoted(column.name) for column in table.columns)
-                jobs.append((database, f"SELECT {columns} FROM {name} LIMIT {LIMITS.max_rows}"))
-                jobs.append((database, f"SELECT count(*) FROM {name}"))
+                jobs.append((database, _sampling(schema, table, table.columns)))
+                jobs.append((database, f"SELECT count(*) FROM {schema.written(table.name)}"))
             results = sql.execute_many(jobs)
             if all(result.status is ExecutionStatus.UNAVAILABLE for result in results):
                 raise DataError(f"{database.id} cannot be read: {results[0].error}", "Nothing was written.")
@@ -281,9 +277,29 @@ def _sample_tables(database: Database, schema: Schema) -> tuple[dict[str, Sample
             counts = results[1::2]
             for table, sample, counted in zip(tables, sampled, counts, strict=True):
                 if sample.ok:
-                    samples[table.name] = _by_column(table, sample)
-                rows[table.name] = _count(counted)
-    return samples, rows
+                    tables_read.samples[table.name] = _by_column(table, sample)
+                elif sample.error_class == "hidden":
+                    tables_read.hidden.add(table.name)
+                    tables_read.samples[table.name] = _sample_readable_columns(sql, database, schema, table)
+                tables_read.rows[table.name] = _count(counted)
+    return tables_read
+
+
+def _sampling(schema: Schema, table: Table, columns: Sequence[Column]) -> str:
+    """A query of some rows of a table."""
+    names = ", ".join(schema.quoted(column.name) for column in columns)
+    return f"SELECT {names} FROM {schema.written(table.name)} LIMIT {LIMITS.max_rows}"
+
+
+def _sample_readable_columns(sql: SqlEngine, database: Database, schema: Schema, table: Table) -> Samples:
+    """Values of each column that the sandbox lets be read alone."""
+    jobs = [(database, _sampling(schema, table, [column])) for column in table.columns]
+    results = sql.execute_many(jobs)
+    values = {}
+    for column, result in zip(table.columns, results, strict=True):
+        if result.ok:
+            values[column.name] = [row[0] for row in result.rows]
+    return values
 
 
 def _count(counted: ExecutionResult) -> int | None:

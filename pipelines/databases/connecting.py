@@ -107,7 +107,7 @@ class DatabaseConnection:
             if password is not None:
                 prefix = self.name.upper().replace("-", "_")
                 variable = f"{prefix}_PASSWORD"
-        return catalogue.read_catalogue(self.openable, variable, self.schemas, self.old)
+        return catalogue.read_catalogue(self.openable, variable, self.schemas)
 
     def write_card(
         self, fresh: DatabaseCard, findings: Sequence[DatabaseFinding], dbt_target: Path | None, say: Say

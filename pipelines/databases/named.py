@@ -15,7 +15,7 @@ from pipelines.core.types import Database, EngineName, Example, ExecutionResult,
 from pipelines.databases import card
 from pipelines.databases.card import DatabaseCard
 from pipelines.recipe.config import Execution
-from pipelines.sql.dialects.base import identity
+from pipelines.sql.dialects.base import HiddenNames, identity
 from pipelines.sql.dialects.dialect import (
     ENCODING,
     engine_of_address,
@@ -284,6 +284,12 @@ def sandbox(
     databases: Iterable[OpenableDatabase], execution: Execution, workers: int = 1, audit: Path | None = None
 ) -> SqlEngine:
     """One sandbox for several databases, in which nothing hidden can be read; close it."""
+    limits = Limits.of(execution)
+    return SqlEngine(limits, workers, audit, hidden=hidden_parts(databases))
+
+
+def hidden_parts(databases: Iterable[OpenableDatabase]) -> dict[str, HiddenNames]:
+    """The hidden names of databases by their locations, for `SqlEngine`."""
     hidden = {}
     for openable in databases:
         if openable.card is None or openable.card.hidden is None:
@@ -291,5 +297,4 @@ def sandbox(
         dialect = DIALECTS[openable.database.engine]
         location = dialect.locate(openable.database.location)
         hidden[location] = openable.card.hidden
-    limits = Limits.of(execution)
-    return SqlEngine(limits, workers, audit, hidden=hidden)
+    return hidden

@@ -126,6 +126,35 @@ def test_no_value_of_what_is_hidden_is_told_or_written_by_a_second_look(tmp_path
     assert tables["person"].columns["kind"].values == ("x",)
 
 
+def test_no_hidden_value_comes_back_through_a_view_or_another_spelling(tmp_path, sqltrain, monkeypatch):
+    """A view shows it under another name, a generated column holds a part of it, and a column is spelt anew."""
+    monkeypatch.chdir(tmp_path)
+    rows = ", ".join(f"('secret{number}', '{grade}', {number})" for number, grade in enumerate("QWQWQ"))
+    build_database(
+        "school.sqlite",
+        "CREATE TABLE pupil (nick TEXT, grade TEXT, age INTEGER, tag TEXT AS (nick || '!'))",
+        f"INSERT INTO pupil (nick, grade, age) VALUES {rows}",
+        "CREATE VIEW summary AS SELECT lower(nick) AS handle, upper(grade) AS mark, age FROM pupil",
+    )
+    sqltrain.ok("connect", "school.sqlite")
+    place = Path("databases/school.yaml")
+    known = yaml.safe_load(place.read_text(encoding="utf-8"))
+    for name in ("nick", "grade"):
+        known["tables"]["pupil"]["columns"][name] = {"type": "TEXT", "hidden": True}
+    known["tables"]["pupil"]["columns"]["tag"] = {"type": "TEXT"}
+    known["tables"]["summary"]["columns"] = {"age": {"type": "INTEGER"}}
+    place.write_text(yaml.safe_dump(known), encoding="utf-8")
+    with closing(sqlite3.connect("school.sqlite")) as connection:
+        connection.execute("ALTER TABLE pupil RENAME COLUMN nick TO Nick")
+    said = sqltrain.ok("connect", "school")
+    assert "secret" not in place.read_text(encoding="utf-8")
+    assert "holds codes" not in said
+    assert "the card lacks" not in said
+    tables = card.read(place).tables
+    assert tables["pupil"].columns["age"].values == (0, 1, 2)
+    assert tables["pupil"].columns["Nick"].hidden
+
+
 def test_an_example_value_that_is_cut_ends_in_an_ellipsis(tmp_path, sqltrain, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = f"('{'x' * 40}'), ('{'y' * 41}')"
