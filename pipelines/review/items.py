@@ -13,7 +13,7 @@ from typing import Any
 from pipelines.benchmarks import base, corrections, own_questions
 from pipelines.core.errors import DataError
 from pipelines.core.rows import good_rows
-from pipelines.core.types import DATABASE, SQL, BadRow, Example, text_field
+from pipelines.core.types import DATABASE, SQL, BadRow, Example, history_field, text_field
 from pipelines.databases import named
 from pipelines.databases.named import OpenableDatabase
 from pipelines.recipe.config import Recipe, Source
@@ -38,8 +38,8 @@ class BlindAnswer:
 class Item:
     """A question with its SQL."""
 
-    # key: a digest of its texts and its database; a decision holds for them, whatever else the file says. A second
-    # line with the same texts has a number behind its digest.
+    # key: a digest of its texts, of the questions before it and of its database; a decision holds for them, whatever
+    # else the file says. A second line with the same texts has a number behind its digest.
     key: str
     example: Example
     row: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # its line of the file; {} for a benchmark's.
@@ -68,7 +68,8 @@ def item_of(
     votes: tuple[BlindAnswer, ...] = (),
 ) -> Item:
     """An item with a key of its own; `seen` counts the items of each digest so far."""
-    texts = json.dumps([address, example.question, example.gold_sql, example.evidence])
+    earlier = example.prompt_context.history
+    texts = json.dumps([address, example.question, example.gold_sql, example.evidence, *earlier])
     full_digest = hashlib.sha256(texts.encode()).hexdigest()
     digest = full_digest[:16]
     seen[digest] += 1
@@ -98,6 +99,7 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
             sql = text_field(row, *SQL, required=False)
             evidence = text_field(row, "evidence", required=False)
             question = text_field(row, "question")
+            history = history_field(row)
             example_id = own_questions.id_of(row) or f"{path.stem}_{number}"
         except BadRow as bad:
             raise DataError(f"{path}, line {line}: {bad.detail}", HINT) from None
@@ -105,6 +107,8 @@ def read_file(path: Path, database: str | None) -> tuple[list[Item], list[Openab
             raise DataError(f"{path}, line {line}: {error.message}", error.hint) from None
         openable = databases[name]
         example = Example(example_id, question, openable.database, sql, evidence, source="review")
+        if history:
+            example = example.with_meta(history=history)
         votes, doubts = _read_votes(row.get("votes"))
         without_doubts = item_of(example, openable.address, seen, row, tuple(votes))
         item = dataclasses.replace(without_doubts, doubts=tuple(doubts))

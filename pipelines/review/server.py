@@ -101,6 +101,7 @@ class ReviewApp:
             "key": item.key,
             "id": item.example.id,
             "about": about,
+            "history": item.example.prompt_context.history,
             "doubts": list(item.doubts),
             "votes": [asdict(vote) for vote in item.votes],
             "was": item.texts,

@@ -101,6 +101,30 @@ def test_a_question_is_shown_with_what_speaks_for_and_against_it(mine):
         assert said == [False, True, True, True]  # a question without SQL is doubted, too
 
 
+FOLLOW_UP = "And how many in total ?"
+EARLIER = {"pens": ["Which pens are there ?", "SELECT name FROM item WHERE name = 'pen'"], "all": ["Which ?", ""]}
+
+
+def test_a_follow_up_is_shown_and_judged_with_the_questions_before_it(mine):
+    """Two conversations end in the same words, and mean other things."""
+    rows = [
+        {"question": FOLLOW_UP, "sql": "SELECT count(*) FROM item WHERE name = 'pen'", "history": [EARLIER["pens"]]},
+        {"question": FOLLOW_UP, "sql": "SELECT count(*) FROM item", "history": [EARLIER["all"]]},
+        {"question": FOLLOW_UP, "sql": "SELECT count(*) FROM item"},
+    ]
+    mine.write_text("".join(json.dumps({"database": "shop.sqlite", **row}) + "\n" for row in rows))
+    with reviewing(mine) as running:
+        shown = [running.get(f"/v1/item?key={key}") for key in running.keys]
+        running.decide(0, "accepted")
+    assert [item["history"] for item in shown] == [[EARLIER["pens"]], [EARLIER["all"]], []]
+    assert [item["doubts"] for item in shown] == [[], [], []]
+    (line,) = lines(mine.with_name("mine.reviewed.jsonl"))
+    assert line["history"] == [EARLIER["pens"]]
+    mine.write_text(json.dumps({**rows[0], "database": "shop.sqlite", "history": "pens"}) + "\n")
+    with pytest.raises(DataError, match="line 1: history is a list"):
+        items.read_file(mine, None)
+
+
 def test_nothing_hidden_is_shown_and_what_does_not_run_is_not_kept(mine):
     with reviewing(mine) as running:
         for sql in (HIDDEN["sql"], "SELECT * FROM item", "SELECT nothing FROM item", "DROP TABLE item"):
@@ -412,6 +436,19 @@ def test_it_fits_a_phone_in_dark_and_light_and_shows_text_as_text(running, phone
     assert len(seen) == 2
     small = "[...document.querySelectorAll('.foot button')].filter(b => b.getBoundingClientRect().height < 24).length"
     assert phone.evaluate(small) == 0
+
+
+@pytest.mark.services
+def test_the_questions_before_a_follow_up_stand_on_the_page(mine, phone):
+    row = {"database": "shop.sqlite", "question": FOLLOW_UP, "sql": COUNT["sql"], "history": [EARLIER["pens"]]}
+    mine.write_text(json.dumps(row) + "\n" + json.dumps({"database": "shop.sqlite", **COUNT}) + "\n")
+    with reviewing(mine) as running:
+        phone.open(f"{running.url}/#{running.site.token}")
+        phone.wait_for("0 of 2")
+        phone.wait_for("Which pens are there ?")
+        press(phone, "j")
+        phone.wait_for("question 2 of 2")
+        assert phone.evaluate("document.getElementById('before').hidden")
 
 
 @contextmanager
