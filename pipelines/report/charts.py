@@ -85,6 +85,7 @@ def data(identifier: str, value: Any) -> Html:
 
 # The grammar of the charts: scales, ticks, axes, markers. Colours are classes, so that the page's theme rules them.
 
+NEAR = 1e-9  # share of their size by which values differ from rounding alone
 STYLES = 6  # s0 to s5: each a colour and a marker shape, so that colour alone carries nothing
 HOLLOW = (4, 5)  # styles that repeat the shapes of s0 and s1
 
@@ -137,17 +138,18 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     step = next(candidate for candidate in candidates if candidate >= rough * 0.999)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
+    digits = 1 - exponent  # a step has two at most
+    return [round(index * step, digits) for index in range(first, last + 1)]
 
 
 def around(values: Sequence[float]) -> tuple[float, float]:
-    """A range that holds all values, widened to round ticks."""
+    """A range that holds all values, widened to round ticks; values that differ by rounding alone count as equal."""
     low = min(values)
     high = max(values)
-    if low == high:
-        margin = abs(low) / 2
-        low = low - margin - 1e-9
-        high = high + margin + 1e-9
+    margin = abs(low) / 2 + NEAR
+    if high - low <= NEAR * margin:
+        low -= margin
+        high += margin
     marks = ticks(low, high)
     step = high - low
     if len(marks) > 1:

@@ -249,6 +249,15 @@ def test_ticks_are_round_and_cover_the_range():
     assert Scale(3, 3, 0, 10)(3) == 5
 
 
+@pytest.mark.parametrize(
+    "values", [[sum([0.1, 0.2, 0.3]) / 3, sum([0.3, 0.2, 0.1]) / 3], [0.0, 3e-14], [0.0, 5e-324], [7e9, 7e9 + 1e-6]]
+)
+def test_a_curve_that_hardly_moves_has_an_axis(values):
+    low, high = around(values)
+    assert low <= min(values) < max(values) <= high
+    assert 2 <= len(ticks(low, high)) <= 11
+
+
 def test_markup_escapes_whatever_is_not_its_own():
     made = tag("p", "<b>", tag("i", 'a"b'), None, title='x"<', hidden=True, lang=None)
     assert made == '<p title="x&quot;&lt;" hidden>&lt;b&gt;<i>a"b</i></p>'
