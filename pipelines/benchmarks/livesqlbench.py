@@ -253,7 +253,7 @@ def _joined_script(row: Row, field: str) -> str:
         raise BadRow("wrong_type", f"{field} is no list of texts")
     statements = []
     for text in texts:
-        statement = text.strip()
+        statement = text_field({field: text}, field, required=False)
         if statement:
             statements.append(statement.rstrip(";").rstrip())
     return ";\n".join(statements)

@@ -152,14 +152,24 @@ def _accepted_results(folder: Path, id: str, standard: base.JsonObject) -> Accep
 
 
 def _counted_columns(listed: Any, n_results: int) -> list[list[int]]:
-    """The columns that count for each result, [] for all; the standard has one list, or one for each result."""
+    """The columns that count for each result, [] for all; the standard has one list, or one for each result.
+
+    Raises:
+        BadRow: it has anything else.
+    """
     if not listed or listed in ([[]], [None]):
         return [[] for _ in range(n_results)]
-    has_lists = all(isinstance(columns, list) for columns in listed)
-    if has_lists and len(listed) >= n_results:
-        return [list(columns) for columns in listed[:n_results]]
-    shared = listed[0] if isinstance(listed[0], list) else listed
-    return [list(shared) for _ in range(n_results)]
+    if _are_indices(listed):
+        return [list(listed) for _ in range(n_results)]
+    if not isinstance(listed, list) or not all(map(_are_indices, listed)):
+        raise BadRow("bad_standard", "its condition_cols is no list of columns, and no list of such lists")
+    if len(listed) < n_results:
+        return [list(listed[0]) for _ in range(n_results)]
+    return [list(columns) for columns in listed[:n_results]]
+
+
+def _are_indices(value: Any) -> bool:
+    return isinstance(value, list) and all(type(index) is int for index in value)
 
 
 def _file_text(path: Path) -> str:

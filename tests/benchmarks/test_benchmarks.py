@@ -257,6 +257,33 @@ def test_spider2_takes_the_instances_that_run_on_sqlite(spider2, tmp_path):
         assert base.check_gold(loaded.examples, engine, tmp_path / "stage") == (loaded.examples, [])
 
 
+def set_condition_columns(spider2, instance_id, listed):
+    standards = spider2 / "evaluation_suite" / "gold" / "spider2lite_eval.jsonl"
+    rows = [json.loads(line) for line in standards.read_text().splitlines()]
+    for row in rows:
+        if row["instance_id"] == instance_id:
+            row["condition_cols"] = listed
+    write(standards, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("listed", [["a"], "x", [[None]], 3, {"a": 1}, [[0], 1], [True]])
+def test_spider2_sets_a_row_aside_whose_columns_are_no_numbers(spider2, tmp_path, listed):
+    set_condition_columns(spider2, "local001", listed)
+    loaded = read("spider2", spider2, tmp_path / "stage", "test")
+    assert reasons(loaded)[0] == ("spider2-lite.jsonl:local001", "bad_standard")
+    assert [example.id for example in loaded.examples] == ["spider2_local002"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "counted"),
+    [([[0], [1]], [[0], [1]]), ([[0]], [[0], [0]]), ([1], [[1], [1]]), ([[]], [[], []]), ([None], [[], []])],
+)
+def test_spider2_counts_the_columns_of_all_results_or_of_each(spider2, tmp_path, listed, counted):
+    set_condition_columns(spider2, "local002", listed)
+    example = read("spider2", spider2, tmp_path / "stage", "test").examples[1]
+    assert example.meta["gold_results"]["columns"] == counted
+
+
 def test_spider2_questions_and_results_may_hold_anything(spider2, tmp_path):
     rows = [instance("local001", "harbour", "a\u2028b\u0085c"), instance("local002", "x" * 300, "?")]
     write(spider2 / "spider2-lite.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

@@ -101,6 +101,14 @@ def play(examples, said, sql, **protocol):
     return engine.run([EpisodeRequest(example, 0, 0) for example in examples])
 
 
+def test_a_setup_that_no_file_takes_is_a_reason(folder, tmp_path):
+    rows = [row("alien_1", "?", preprocess_sql=["SELECT '\ud800'"]), row("alien_M_1", "?", preprocess_sql=["SELECT 1"])]
+    lines(folder / "livesqlbench_data_sqlite.jsonl", rows)
+    loaded = read(folder, tmp_path / "stage")
+    assert [bad.reason for bad in loaded.quarantine] == ["invalid_unicode"]
+    assert [one.id for one in loaded.examples] == ["livesqlbench_alien_M_1"]
+
+
 def test_gold_is_joined_and_a_query_with_a_test_of_its_own_is_rejected(folder, tmp_path):
     loaded = read(folder, tmp_path / "stage")
     assert [(one.id, one.database.engine, one.meta["difficulty"]) for one in loaded.examples] == [
