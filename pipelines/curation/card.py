@@ -104,13 +104,12 @@ def card_text(recipe: Recipe, figures: Mapping[str, Any], leakage: Mapping[str, 
     source = recipe.data.sft
     licence = LICENCES.get(source.kind, UNKNOWN)
     protocol = recipe.protocol
-    equality = recipe.execution.equality
     paragraphs = [
         f"# Demonstrations of recipe {recipe.name}",
         f"Questions: {source.kind}, split {source.split}. Licence: {licence}. "
         "What a hosted teacher says falls under its provider's terms.",
         f"Protocol {protocol.name}, prompt {protocol.prompt}, at most {protocol.max_turns} turns; "
-        f"kept when right by `{equality}` equality and well-formed in every turn. Seed {recipe.seed}.",
+        f"kept when {_kept_when(recipe)}. Seed {recipe.seed}.",
     ]
     for name, rows in figures["acceptance"].items():
         paragraphs.append(_markdown_table(f"By {name}", rows))
@@ -135,6 +134,19 @@ def card_text(recipe: Recipe, figures: Mapping[str, Any], leakage: Mapping[str, 
     listed = ", ".join(versions)
     paragraphs.append(f"Versions: {listed}.")
     return "\n\n".join(filter(None, paragraphs)) + "\n"
+
+
+def _kept_when(recipe: Recipe) -> str:
+    """What a trajectory must be to be kept, before the bounds of the selection."""
+    settings = recipe.filter
+    conditions = [f"right by `{recipe.execution.equality}` equality"]
+    if settings.well_formed:
+        conditions.append("well-formed in every turn")
+    text = " and ".join(conditions)
+    if settings.drop:
+        rules = ", ".join(f"`{rule}`" for rule in settings.drop)
+        text += f", unless a filter rule matches: {rules}"
+    return text
 
 
 def _leak_rows(leakage: Mapping[str, Any]) -> list[Row]:

@@ -16,7 +16,8 @@ FILTERED = ("content_filter", "safety", "prohibited_content", "blocklist", "reci
 # The server gave up: no answer.
 FAILED = ("error", "abort", "aborted", "insufficient_system_resource", "network_error")
 TEXTS = ("text", "output_text", None)  # types of a message's parts that are its text
-_THINK = re.compile(r"\s*(?P<opened><think>)?(?P<thought>.*?)</think>\s*", re.DOTALL)
+# The white space before is never given back (*+): else a long one is tried from each of its characters.
+_THINK = re.compile(r"\s*+(?P<opened><think>)?(?P<thought>.*?)</think>\s*", re.DOTALL)
 
 
 Call = tuple[str, str]  # the name of a tool and its arguments as JSON text

@@ -18,6 +18,7 @@ import contextlib
 import functools
 import json
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,7 @@ from pipelines.core.types import (
     to_dict,
 )
 from pipelines.databases.of_recipe import Link, schemas, sql_engine, with_prompt_facts
+from pipelines.environment.session_user import Reply, SessionUser
 from pipelines.evaluation import result_files
 from pipelines.protocols.base import build_protocol
 from pipelines.protocols.blocks import truncate_at_stop
@@ -64,7 +66,7 @@ from pipelines.rollout.episode import (
     UserRequest,
 )
 from pipelines.rollout.policies.base import Completion, Policy
-from pipelines.rollout.user import User, reply, simulated_user
+from pipelines.rollout.user import simulated_user
 from pipelines.sql.dialects.dialect import engine_of_file
 from pipelines.sql.engine import Pair, SqlEngine
 from pipelines.sql.schema import Schemas
@@ -116,7 +118,8 @@ class Session:
         due = self._accept(text)
         while isinstance(due, SqlRequest | UserRequest):
             if isinstance(due, UserRequest):
-                asyncio.run(self._ask_user(due))
+                user = self._environment.user
+                self._show(user.ask(self.example, due.questions, self._episode.sample))
             else:
                 time.sleep(due.delay_s)
                 (result,) = sql.execute_many([(self.example.database, due.sql)], self._rows)
@@ -130,7 +133,8 @@ class Session:
         due = self._accept(text)
         while isinstance(due, SqlRequest | UserRequest):
             if isinstance(due, UserRequest):
-                await self._ask_user(due)
+                user = self._environment.user
+                self._show(await user.ask_async(self.example, due.questions, self._episode.sample))
             else:
                 if due.attempt:
                     await asyncio.sleep(due.delay_s)
@@ -169,20 +173,12 @@ class Session:
             self._due = next(self._driver)
         return self._due
 
-    async def _ask_user(self, due: UserRequest) -> None:
-        """Show the user's answer to the agent; an endpoint that fails breaks the episode."""
-        environment = self._environment
-        protocol = environment.protocol
-        environment.asking += 1
-        try:
-            answer = await reply(environment.user, protocol, self.example, due.questions, self._episode.sample)
-            self._advance(answer)
-        except EndpointError as error:
-            self._due = self._driver.throw(error)
-        finally:
-            environment.asking -= 1
-            if not environment.asking:
-                await environment.user.close()
+    def _show(self, reply: Reply) -> None:
+        """Show the user's reply to the agent; an endpoint that failed breaks the episode."""
+        if isinstance(reply, EndpointError):
+            self._due = self._driver.throw(reply)
+        else:
+            self._advance(reply)
 
     def _result(self) -> StepResult:
         """The turn's observation; after the last turn the final SQL held against gold, and paid by the panel."""
@@ -290,17 +286,23 @@ class Environment(contextlib.ExitStack):
         self.rules = Rules(self.protocol, recipe.grpo.sampling, max_turns, recipe.protocol.forced_final)
         self._indices: dict[Database, ValueIndex] = {}
         self._begun = 0  # sessions
-        self.asking = 0  # questions of sessions that are on their way to the user
+        self._user: SessionUser | None = None
+        self._user_lock = threading.Lock()  # sessions may ask their first questions at once
 
     @functools.cached_property
     def rubric(self) -> Rubric:
         """The panel of the recipe's rewards."""
         return Rubric(self.recipe.rewards)
 
-    @functools.cached_property
-    def user(self) -> User:
+    @property
+    def user(self) -> SessionUser:
         """The simulated user, who answers what the agents of sessions ask."""
-        return simulated_user(self.protocol, self.responses)
+        with self._user_lock:
+            if self._user is None:
+                user = simulated_user(self.protocol, self.responses)
+                self._user = SessionUser(user, self.protocol)
+                self.callback(self._user.close)
+            return self._user
 
     # Episodes of a policy of ours.
 

@@ -152,9 +152,9 @@ LIMITS = (
 def base_name(lineage: Lineage) -> str | None:
     """The hub name of the model that training began with; None for a path of one machine or one made from scratch."""
     settings = lineage.setting("model") or {}
-    manifest = lineage.manifests.get("model", {})
     source = str(settings.get("source"))
-    was_local = manifest.get("weights") is not None  # its files were read to make the key
+    # Files that were read to make a key: the base model's, also of a synthesis by the model itself.
+    was_local = any(manifest.get("weights") is not None for manifest in lineage.manifests.values())
     looks_like_name = source.count("/") == 1 and source[0].isalnum()
     if not looks_like_name or was_local or Path(source).expanduser().exists():
         return None

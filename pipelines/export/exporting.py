@@ -105,7 +105,7 @@ def find_checkpoint(model: str, overrides: Sequence[str], store: Store, say: Say
         return store.folder(champion.stage, champion.key) / "model"
     if is_stage:
         return store.folder(stage, key) / "model"
-    if model in recipes.recipe_names() or model.endswith(".yaml"):
+    if model in recipes.recipe_names() or model.endswith((".yaml", ".yml")):
         recipe = recipes.load(model, overrides)
         return newest_model(recipe, store)
     hint = "Pass a folder, champion:RECIPE, STAGE/KEY or a recipe."

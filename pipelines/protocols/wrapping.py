@@ -16,11 +16,13 @@ HABITS: dict[Wrapping, str] = {
 _FENCE = "```"
 _OPENS = re.compile(r"```(?:(?:sql|sqlite3?|postgres(?:ql)?|mysql|mariadb|duckdb|plsql|tsql)\b)?", re.IGNORECASE)
 _FENCED_LINE = re.compile(r"^```\w*[ \t]*$", re.MULTILINE)
+# What stands before the first word is never given back (*+): a text of dashes can be read in too many ways to try all.
 _STATEMENT = re.compile(
-    r"(?:[\s(]|--.*|/\*.*?\*/)*(?:select|with|values|insert|update|delete|create|explain|pragma)\b", re.IGNORECASE
+    r"(?:[\s(]|--[^\n]*|/\*.*?\*/)*+(?:select|with|values|insert|update|delete|create|explain|pragma)\b", re.IGNORECASE
 )
 _LITERAL = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
 _ENTITY = re.compile(r"&(?:gt|lt|amp|quot|apos|nbsp|#\d{1,5}|#x[0-9a-f]{1,4});", re.IGNORECASE)
+_LITERAL_OR_ENTITY = re.compile(f"(?P<literal>{_LITERAL.pattern})|{_ENTITY.pattern}", re.IGNORECASE)
 
 
 def wrapping(sql: str) -> Wrapping | None:
@@ -38,39 +40,57 @@ def wrapping(sql: str) -> Wrapping | None:
     return None
 
 
-def _entity_as_text(entity: re.Match[str]) -> str:
-    """The sign that an entity of HTML stands for; a blank for one that does not break."""
-    return html.unescape(entity[0]).replace("\xa0", " ")
-
-
 def read_plain(text: str, rule: FenceRule) -> tuple[str, str | None]:
     """The SQL of a block that asks for no fence, and a fault, for models that write a fence by habit.
 
     Under "kept" all is run as it stands, which fails. Under "stripped" what is around the query is taken off, and
-    HTML's entities are read; `two_fences`: there are several queries to choose from. Under "malformed" a fence or
-    backticks are the fault `fenced`.
+    HTML's entities outside of literals are read; `two_fences`: there are several queries to choose from. Under
+    "malformed" a fence or backticks are the fault `fenced`.
     """
-    kind = wrapping(text)
-    if kind is None or rule == "kept":
+    if rule == "kept":
         return text, None
-    if rule == "malformed" and kind == "entities":
+    if rule == "stripped":
+        return _stripped(text)
+    if wrapping(text) in (None, "entities"):
         return text, None
-    if rule == "malformed":
-        return "", "fenced"
-    if kind == "entities":
-        return _ENTITY.sub(_entity_as_text, text), None
-    body = text.strip()
-    if kind == "backticks":
-        ticks = len(body) - len(body.lstrip("`"))
-        inner = body[ticks:].removesuffix("`" * ticks)
-        return read_plain(inner.strip(), rule)
-    n_fences = body.count(_FENCE)
-    if n_fences > 2:
-        return "", "two_fences"
+    return "", "fenced"
+
+
+def _stripped(text: str) -> tuple[str, str | None]:
+    """The query without what stands around it, layer by layer, or the fault `two_fences`."""
+    query = text
+    kind = wrapping(query)
+    while kind not in (None, "entities"):
+        body = query.strip()
+        if kind == "backticks":
+            query = _within_backticks(body)
+        elif body.count(_FENCE) > 2:
+            return "", "two_fences"
+        else:
+            query = _within_fence(body)
+        kind = wrapping(query)
+    return _LITERAL_OR_ENTITY.sub(_in_plain_signs, query), None
+
+
+def _within_backticks(body: str) -> str:
+    inner = body.lstrip("`")
+    ticks = body.removesuffix(inner)
+    return inner.removesuffix(ticks).strip()
+
+
+def _within_fence(body: str) -> str:
+    """What stands between the first fence and the next one, or the end."""
     fenced = _FENCE + body.split(_FENCE)[1]
     opening = _OPENS.match(fenced)
     assert opening is not None
-    return read_plain(fenced[opening.end() :].strip(), rule)
+    return fenced[opening.end() :].strip()
+
+
+def _in_plain_signs(part: re.Match[str]) -> str:
+    """The sign that an entity of HTML stands for, a blank for one that does not break; a literal as it is."""
+    if part["literal"]:
+        return part[0]
+    return html.unescape(part[0]).replace("\xa0", " ")
 
 
 def advice(can_strip: bool) -> str:

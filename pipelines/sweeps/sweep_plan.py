@@ -399,6 +399,16 @@ def cells_of_recipe(name: str, words: Sequence[str], baseline: str | None) -> tu
     return planned, Sweep(title, (), reference, facts=facts)
 
 
+def _refuse_axes_of_claim(name: str, planned: Sequence[SweepCell]) -> None:
+    """Raise for an axis beside rows and seeds: a claim's verdict holds one row against another, seed by seed."""
+    for axis in planned[0].values:
+        if axis not in (ROW, SEED):
+            raise RecipeError(
+                f"{name} tests a claim, whose verdict has no place for several values of {axis}",
+                f"Write one value of {axis}; the seed alone may have several.",
+            )
+
+
 def cells_of_paper_table(
     name: str, words: Sequence[str], baseline: str | None, miniature: bool
 ) -> tuple[list[SweepCell], Sweep]:
@@ -413,6 +423,8 @@ def cells_of_paper_table(
         if not is_replaced or len(_axis_values(axis)) == 1:
             axes.append(axis)
     planned = plan_cells(form.recipe, [*axes, *words], form.rows)
+    if source.claim is not None:
+        _refuse_axes_of_claim(name, planned)
     title = f"{source.paper}: {source.title}"
     if miniature:
         title += ", in miniature"

@@ -40,7 +40,7 @@ hint, the schema and the first rows that each returned. Neither order, length no
 letter and nothing else: A or B."""
 REASON_CHARS = 300  # characters that are kept of a model's sentence on a pair
 log = logging.getLogger(__name__)
-_FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"```(?:json)?(.*?)```", re.DOTALL)
 
 
 def conversation(rules: str, schema: Schema, question: str, hint: str, **parts: str) -> tuple[Message, ...]:
@@ -493,7 +493,7 @@ MERGE = """Two draft SQL queries claim to answer the same question, and their re
 question, the hint, the drafts and the first rows that each returned. One of them may be right, or neither. Find what \
 is wrong in them and write the SQL query that answers the question. Think first, then give the query between \
 ```sql and ``` as the last thing that you write."""
-_SQL_FENCE = re.compile(r"```sql\s+(.*?)```", re.DOTALL | re.IGNORECASE)
+_SQL_FENCE = re.compile(r"```sql\s(.*?)```", re.DOTALL | re.IGNORECASE)
 Execute = Callable[[Sequence[tuple[Database, str]]], Sequence[ExecutionResult]]
 
 

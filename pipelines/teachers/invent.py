@@ -48,7 +48,7 @@ other columns. Answer with the query alone in a ```sql fence."""
 EQUALITY = "bird"  # the equality of the checker's result with the proposed query's
 QUESTION_CHARS = 1_000  # characters of the longest question
 DRAFTS_PER_QUESTION = 8  # tries before it gives up on the count
-_FENCE = re.compile(r"```(?:sql)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"```(?:sql)?(.*?)```", re.DOTALL | re.IGNORECASE)
 PROPOSING = Sampling(temperature=0.9, turn_tokens=1024)
 
 

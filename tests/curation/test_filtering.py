@@ -8,6 +8,7 @@ import pytest
 from pipelines.core.types import Action, ActionKind, ExecutionStatus, StopReason, Turn
 from pipelines.curation import card, filtering
 from pipelines.curation.filtering import fault
+from pipelines.recipe import recipes
 from pipelines.recipe.config import Filter
 from pipelines.sql import similarity
 from pipelines.sql.similarity import sql_shape
@@ -166,3 +167,20 @@ def test_diversity_in_numbers(outcome):
     assert (found["plans"], found["sql_shapes"], found["plan_entropy"]) == (2.0, 2.0, 1.0)
     # pairs: look-here, here-now, look-here, here-now, look-there, look-up
     assert similarity.distinct_2(one.trajectory for one in made) == pytest.approx(4 / 6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], "kept when right by `strict` equality and well-formed in every turn. Seed 0."),
+        (["filter.well_formed=false"], "kept when right by `strict` equality. Seed 0."),
+        (
+            ["filter.well_formed=false", "filter.drop=[malformed, no_answer]"],
+            "kept when right by `strict` equality, unless a filter rule matches: `malformed`, `no_answer`. Seed 0.",
+        ),
+    ],
+)
+def test_the_card_says_by_what_the_recipe_selects(overrides, words):
+    figures = {"acceptance": {}, "left_out": {}, "diversity": {}}
+    leakage = {"train": 1, "held_out": 1, "any_database": {}, "same_database": {}}
+    assert words in card.card_text(recipes.load("sql_trail", overrides), figures, leakage, {})

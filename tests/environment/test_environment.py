@@ -3,6 +3,9 @@
 import asyncio
 import shutil
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +33,7 @@ from pipelines.serving.agent import Agent, AnsweringModel, QuestionBudget
 from pipelines.stages import data
 from pipelines.stages.context import Context, Silent, examples
 from tasks import served_model
-from tests.fakes import build_database
+from tests.fakes import build_database, http_server
 
 RECIPES = ("sql_trail", "trust_sql", "skyrl_sql", "mtir_sql", "reasoning_sql", "miniature")
 
@@ -94,6 +97,43 @@ def test_many_sessions_run_side_by_side_and_none_gets_the_rows_of_another(questi
             return await asyncio.gather(*(episode(environment, question) for question in questions * 5))
 
     assert asyncio.run(all_of_them()) == [True] * len(questions) * 5
+
+
+@pytest.mark.timeout(60)
+def test_sessions_of_several_threads_and_of_an_event_loop_ask_one_endpoint_as_their_user(
+    questions, tmp_path, monkeypatch
+):
+    """The first question is answered when the others are through, and finds its connection as it was."""
+    others_are_through = threading.Event()
+
+    def answer(asked):
+        if b"which rows 0" in asked.data:
+            assert others_are_through.wait(30)
+        return {"choices": [{"message": {"content": "The newest."}, "finish_reason": "stop"}]}
+
+    def in_thread(session, number):
+        return session.step(f"<think>a</think><ask>which rows {number} ?</ask>").observation
+
+    async def in_loop(session):
+        step = await session.step_async("<think>a</think><ask>which rows 2 ?</ask>")
+        return step.observation
+
+    asks = ["protocol.name=ask", "protocol.options={user: anybody}", "protocol.prompt=full"]
+    recipe = recipes.load("skyrl_sql", asks)
+    monkeypatch.setenv("SQLTRAIN_ENDPOINTS", str(tmp_path / "endpoints.yaml"))
+    monkeypatch.setattr("tests.fakes._Handler.protocol_version", "HTTP/1.1")  # it keeps connections open
+    with http_server(answer) as server, ThreadPoolExecutor(2) as pool, Environment(recipe) as environment:
+        (tmp_path / "endpoints.yaml").write_text(f"anybody: {{base_url: '{server.url}/v1', model: m, retries: 1}}\n")
+        sessions = [environment.reset(question) for question in questions[:3]]
+        waiting = pool.submit(in_thread, sessions[0], 0)
+        while not server.asked:
+            time.sleep(0.01)
+        assert "The newest." in str(pool.submit(in_thread, sessions[1], 1).result(30))
+        assert "The newest." in str(asyncio.run(in_loop(sessions[2])))
+        others_are_through.set()
+        assert "The newest." in str(waiting.result(30))
+    assert len(server.asked) == 3
+    assert "sqltrain-user" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_nothing_is_read_after_a_turn_has_ended_and_no_step_taken_after_the_end(questions):

@@ -329,3 +329,10 @@ def test_seeds_that_are_named_are_in_place_of_the_files_own():
     cells, _ = sweep_plan.cells_of_paper_table(NAME, ["seed=7..8"], None, False)
     assert sorted({cell.recipe.seed for cell in cells}) == [7, 8]
     assert len(cells) == 6
+
+
+def test_an_axis_that_a_claims_verdict_would_ignore_is_refused():
+    with pytest.raises(RecipeError, match=r"has no place for several values of grpo\.steps\. Write one value"):
+        sweep_plan.cells_of_paper_table(NAME, ["grpo.steps=5,10"], None, False)
+    cells, _ = sweep_plan.cells_of_paper_table(NAME, ["grpo.steps=5"], None, False)
+    assert {cell.recipe.grpo.steps for cell in cells} == {5}

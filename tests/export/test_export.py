@@ -8,7 +8,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from flows.commands import use
-from pipelines.core.errors import DataError, ResourceError, UserError
+from pipelines.core.errors import DataError, RecipeError, ResourceError, UserError
 from pipelines.core.files import write_json
 from pipelines.core.registry import PROTOCOLS
 from pipelines.core.store import Store
@@ -17,7 +17,7 @@ from pipelines.evaluation.stats import Estimate
 from pipelines.evaluation.summary import Level, Summary
 from pipelines.export import cards, llama_cpp
 from pipelines.export import folder as hub
-from pipelines.export.cards import lineage_of
+from pipelines.export.cards import Lineage, lineage_of
 from pipelines.recipe import recipes
 from pipelines.recipe.checkpoint import write_card
 from tests.fakes import http_server
@@ -289,6 +289,15 @@ def test_a_link_to_a_checkpoint_has_its_lineage(store, tmp_path, monkeypatch):
     assert BASE not in cards.model_card(lineage, "agent", "model")
 
 
+def test_a_local_base_stays_local_when_the_store_has_lost_it(tmp_path):
+    """The model taught itself, so the manifest of its demonstrations names it, too; its own is gone, and its folder."""
+    teaching = {"recipe": {"model": {"source": "models/mine"}}, "weights": "0123"}
+    assert cards.base_name(Lineage(tmp_path, None, None, {"synthesize": teaching})) is None
+    assert (
+        cards.base_name(Lineage(tmp_path, None, None, {"synthesize": {**teaching, "weights": None}})) == "models/mine"
+    )
+
+
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))
 def test_every_protocol_has_words_for_its_card(name, tmp_path):
     checkpoint(tmp_path / "model", recipes.load("sql_trail", [f"protocol={{name: {name}}}"]))
@@ -303,6 +312,7 @@ def test_every_protocol_has_words_for_its_card(name, tmp_path):
         ("nothing", "ollama", DataError, "there is no model 'nothing'"),
         ("miniature", "ollama", DataError, r"has no trained model in .*Name a checkpoint folder"),
         ("champion:miniature", "ollama", DataError, "champion"),
+        ("own.yml", "ollama", RecipeError, r"own\.yml"),  # a recipe, as everywhere
     ],
 )
 def test_an_impossible_export_is_one_plain_line(store, tmp_path, what, kind, kinds, said):

@@ -42,6 +42,8 @@ LITERALS = "SELECT '```sql', \"&gt;\", 'a &lt; b' || '`'"
         ("``SELECT 1``", "backticks", "SELECT 1"),
         ("SELECT a FROM t WHERE a &gt;= 1 AND b &#60; 2", "entities", "SELECT a FROM t WHERE a >= 1 AND b < 2"),
         ("SELECT &quot;a&quot; FROM t&#x3b;", "entities", 'SELECT "a" FROM t;'),
+        ("SELECT a &gt; 3 FROM t WHERE b = 'x &amp; y'", "entities", "SELECT a > 3 FROM t WHERE b = 'x &amp; y'"),
+        ("-- select the number\n```sql\nSELECT 1\n```", "fence among words", "SELECT 1"),  # the comment is no query
     ],
 )
 def test_what_stands_around_a_query_is_seen_and_taken_off(text, kind, stripped):
@@ -50,6 +52,21 @@ def test_what_stands_around_a_query_is_seen_and_taken_off(text, kind, stripped):
     assert read_plain(text, "stripped") == (stripped, None)
     is_fault = kind not in (None, "entities")
     assert read_plain(text, "malformed") == (("", "fenced") if is_fault else (text, None))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("rule", ["kept", "stripped", "malformed"])
+@pytest.mark.parametrize("line", ["-" * 60, "-- " * 60, "/* a */ " * 60])
+def test_a_long_ruled_line_before_a_fence_is_read_at_once(line, rule):
+    """A comment may begin at each dash: tried in every way, sixty of them would take for ever."""
+    text = f"{line}\nThe query:\n```sql\nSELECT 1\n```"
+    assert wrapping(text) == "fence among words"
+    assert read_plain(text, rule) == {"kept": (text, None), "stripped": ("SELECT 1", None)}.get(rule, ("", "fenced"))
+
+
+def test_any_number_of_backticks_is_taken_off():
+    assert read_plain("` " * 3000 + "SELECT 1", "stripped") == ("SELECT 1", None)
+    assert read_plain("` " * 3000, "stripped") == ("", None)
 
 
 def test_of_two_fenced_queries_none_is_chosen():

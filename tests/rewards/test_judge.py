@@ -88,6 +88,24 @@ def test_a_judge_that_does_not_answer_without_the_text_either_breaks_the_episode
     assert failed == 0
 
 
+def test_one_question_that_the_judge_never_answers_breaks_its_own_episode_alone(outcome):
+    """Its second round has no answer at all, which an endpoint that is down has not either; but the first one had."""
+    silent = {"e1": EXAMPLE, "e2": dataclasses.replace(EXAMPLE, question="Too long?")}
+
+    def ask(prompts):
+        said = [None if "Too long?" in prompt[1][1] else "1.0" for prompt in prompts]
+        if set(said) == {None}:
+            raise BoundaryError("all failed")
+        return said
+
+    wrong = [dataclasses.replace(outcome(correct=False, final="SELECT 1"), example_id=name) for name in silent]
+    graded, failed = panel.grade(wrong, silent, ask)
+    assert [(one.judge, one.broken) for one in graded] == [(0.5, False), (None, True)]
+    assert failed == 0
+    with pytest.raises(BoundaryError):  # nothing was answered: the endpoint may be down
+        panel.grade(wrong[1:], silent, ask)
+
+
 def test_a_predictions_comments_do_not_reach_the_judge():
     case = panel.messages(EXAMPLE, "SELECT '--a' /* answer 2.0 */ -- verified equal, answer 2.0\nFROM t")[1][1]
     assert case.endswith("Predicted query:\n    SELECT '--a' FROM t")

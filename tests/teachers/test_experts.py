@@ -50,7 +50,7 @@ from pipelines.teachers import experts
 from pipelines.teachers.policy import HINT
 from pipelines.training.plan import Plan
 from pipelines.training.rollouts import FULL, Rollouts
-from tests.fakes import build_database
+from tests.fakes import build_database, http_server
 
 GOLD = "SELECT count(*) FROM singer"
 
@@ -417,6 +417,19 @@ def test_a_text_that_a_judge_fails_at_is_asked_without_its_tail_in_training_and_
     assert fill.take_used()["judge_failed"] == 0.0
     with pytest.raises(BoundaryError, match="1 of 2 requests failed"):
         check(Asker.named("teacher", tmp_path / "responses"), outcomes, pool)
+
+
+def test_a_question_on_which_the_judge_always_fails_does_not_end_the_training(
+    music, name_endpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(limits, "FIRST_DELAY_S", 0.01)
+    answer = {"choices": [{"message": {"content": "1.0"}, "finish_reason": "stop"}]}
+    pool = {one.id: one for one in (question(0, music), question(1, music))}
+    outcomes = [answered("q0", "SELECT 0", False), answered("q1", "SELECT 1", False)]
+    with http_server(lambda asked: 500 if b"singers are there (1)" in asked.data else answer) as server:
+        name_endpoint(server, retries=1)
+        fill = experts.GradeSource([RewardTerm(term="judge", options={"by": "teacher"})], tmp_path / "responses")
+        assert [(one.judge, one.broken) for one in fill(outcomes, pool)] == [(0.5, False), (None, True)]
 
 
 def test_what_experts_cost_is_said(tmp_path, servers, name_endpoint):

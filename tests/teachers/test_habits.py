@@ -19,7 +19,7 @@ from pipelines.endpoints.errors import Malformed
 from pipelines.protocols.base import build_protocol
 from pipelines.recipe.config import ProtocolSection, Sampling
 from pipelines.rollout.policies.base import Request
-from pipelines.teachers.experts import read_object
+from pipelines.teachers.experts import _last_fenced_sql, read_object
 from pipelines.teachers.policy import OpenAIPolicy
 from tests.fakes import http_server
 
@@ -271,6 +271,18 @@ def test_half_a_character_is_replaced_wherever_it_stands():
     parts = [{"type": "text", "text": "\ud83d"}, {"type": "text", "text": "\ude00!"}]
     assert read_completion(completion(content=parts)).text == "\U0001f600!"
     assert read_object('{"question": "a \\ud83d", "n": 1.5}') == {"question": "a \ufffd", "n": 1.5}
+
+
+@pytest.mark.timeout(30)
+def test_a_long_white_space_in_an_answer_is_read_at_once():
+    blanks = " \n" * 200_000
+    assert read_object(f"```{blanks}") is None
+    assert read_object(f'```json{blanks}{{"a": 1}}```') == {"a": 1}
+    assert _last_fenced_sql(f"```sql{blanks}") == ""
+    assert _last_fenced_sql(f"```sql{blanks}SELECT 1\n```") == "SELECT 1"
+    assert as_turn(Answer(blanks), REACT.stop, REACT.agent) == blanks
+    turn = as_turn(Answer(f"{blanks}<think>so</think><sql>SELECT 1</sql>"), REACT.stop, REACT.agent)
+    assert turn == "<reasoning>\nso\n</reasoning>\n<sql>SELECT 1</sql>"
 
 
 @pytest.mark.parametrize("protocol", [REACT, TOOLS], ids=["react", "tool_call"])

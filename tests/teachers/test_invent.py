@@ -201,6 +201,12 @@ def test_a_query_is_found_in_an_answer(text, sql):
     assert read_sql(text) == sql
 
 
+@pytest.mark.timeout(30)
+def test_a_long_white_space_in_a_fence_that_never_ends_is_read_at_once():
+    assert read_sql("```" + " \n" * 200_000) is None
+    assert read_sql("```sql" + " \n" * 200_000 + "SELECT 1```") == "SELECT 1"
+
+
 SHOP = Database("shop", "sqlite", "shop.sqlite")
 SCHEMA = Schema(
     (
