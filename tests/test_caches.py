@@ -178,6 +178,36 @@ def test_corrections_count_where_their_questions_are_read_without_them_too(tmp_p
     assert fingerprints.fingerprint([plain], tmp_path) != fingerprints.fingerprint([mended], tmp_path)
 
 
+def test_a_database_that_is_chosen_by_what_is_there_counts_as_soon_as_it_comes(tmp_path):
+    """The questions do not change, of the time 0: neither an absent database that comes, nor one that stands first."""
+    own, store = tmp_path / "own.jsonl", tmp_path / "store"
+    own.write_text(json.dumps({"question": "?", "database": "shop", "sql": "SELECT 1"}))
+    os.utime(own, (0, 0))
+    source = Source(kind="jsonl", path=str(own), options={"databases": "dbs"})
+    prints = [fingerprints.fingerprint([source], store)]
+    for place in ("shop/shop.sqlite", "shop.sqlite"):
+        build_database(tmp_path / "dbs" / place, "CREATE TABLE shop (name TEXT)")
+        prints.append(fingerprints.fingerprint([source], store))
+    build_database(tmp_path / "dbs" / "shop.sqlite", "CREATE TABLE barn (name TEXT)")
+    prints.append(fingerprints.fingerprint([source], store))
+    assert len({str(found) for found in prints}) == 4
+
+
+def test_a_database_that_a_new_invented_question_names_counts(tmp_path):
+    own, more, store = tmp_path / "own.jsonl", tmp_path / "more.jsonl", tmp_path / "store"
+    for file, name in ((own, "shop"), (more, "barn")):
+        file.write_text(json.dumps({"question": "?", "database": f"{name}.sqlite", "sql": "SELECT 1"}) + "\n")
+        build_database(tmp_path / f"{name}.sqlite", "CREATE TABLE first (name TEXT)")
+    os.utime(own, (0, 0))
+    source = Source(kind="jsonl", path=str(own), options={"test": 0.5, "invented": str(more)})
+    fingerprints.fingerprint([source], store)
+    build_database(tmp_path / "mill.sqlite", "CREATE TABLE first (name TEXT)")
+    more.write_text(more.read_text().replace("barn", "mill"))
+    before = fingerprints.fingerprint([source], store)
+    build_database(tmp_path / "mill.sqlite", "CREATE TABLE second (name TEXT)")
+    assert fingerprints.fingerprint([source], store) != before
+
+
 def test_descriptions_beside_the_databases_of_own_questions_count_where_they_are_shown(world):
     """A new file counts, though the store remembers which files the questions name."""
     shown = "protocol.schema_descriptions=true"

@@ -44,9 +44,18 @@ def test_the_card_says_what_the_model_was_made_from(checkpoint):
     require_sound(checkpoint)
     card = read_card(checkpoint)
     assert (card.recipe, card.stage, card.inputs) == ("mini_trust_sql", "grpo", {"sft": "abc"})
-    assert [word for word in card.overrides() if word.startswith("data.")] == ["data.linker=null", "data.values=0"]
+    data = [word for word in card.overrides() if word.startswith("data.")]
+    assert data == ["data.linker=null", "data.linker_tokens=2000", "data.values=0"]
     (checkpoint / CARD).unlink()
     assert open_recipe("miniature", [], model=checkpoint)[0] == recipes.load("miniature")
+
+
+def test_the_part_of_the_schema_is_as_large_as_it_was_in_training(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    taught = ["variant=filtered", "data.linker=local", "data.linker_tokens=6000"]
+    write_card(tmp_path, recipes.load("reasoning_sql", taught), "grpo", {})
+    asked, _ = open_recipe("sql_trail", [], model=tmp_path)
+    assert (asked.data.linker, asked.data.linker_tokens) == ("local", 6000)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"recipe": 1}', "\udcff"])

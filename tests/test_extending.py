@@ -5,17 +5,21 @@ import dataclasses
 import re
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from pydantic import ValidationError
 
 from pipelines.benchmarks import base
+from pipelines.core import registry
 from pipelines.core.errors import RecipeError
 from pipelines.core.files import digest
-from pipelines.core.registry import LOSSES, OPTIMIZERS, READERS, REWARDS, reader
+from pipelines.core.registry import LOSSES, OPTIMIZERS, READERS, REWARDS, Registry, reader
 from pipelines.core.store import Store
 from pipelines.core.types import ActionKind, Database, Example, ExecutionStatus
 from pipelines.curation.filtering import broken_rule
@@ -244,6 +248,38 @@ def test_a_plugin_that_is_missing_is_the_users_mistake(tmp_path):
     for name in (tmp_path / "none.py", "no_such_module"):
         with pytest.raises(RecipeError, match=r"the plug-in .* cannot be imported"):
             recipes.load("miniature", [f"plugins=[{name}]"])
+
+
+def test_a_second_thread_waits_until_all_parts_are_imported(tmp_path, monkeypatch):
+    kinds: Registry[object] = Registry("kind", "sqltrain.kinds", "slow_home", ())
+    gate = ModuleType("slow_gate")
+    gate.begun, gate.open, gate.kinds = threading.Event(), threading.Event(), kinds  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "slow_gate", gate)
+    monkeypatch.syspath_prepend(tmp_path)
+    # The module looks up a part itself, as ours do: its own thread must not wait for itself.
+    code = "import slow_gate\nslow_gate.begun.set()\nassert slow_gate.open.wait(60)\nslow_gate.kinds('part')(int)\n"
+    (tmp_path / "slow_home.py").write_text(f"{code}assert 'part' in slow_gate.kinds\n")
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(kinds.__getitem__, "part")
+        assert gate.begun.wait(60)
+        second = pool.submit(kinds.__getitem__, "part")
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        gate.open.set()
+        assert (first.result(), second.result()) == (int, int)
+
+
+def test_an_installed_plugin_that_cannot_be_imported_is_told_at_every_look_up(tmp_path, monkeypatch):
+    """A process that goes on after the first error must not run without the plug-in."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "plain_home.py").touch()
+    (tmp_path / "half_installed.py").write_text("1 / 0")
+    points = metadata.EntryPoints([metadata.EntryPoint("mine", "half_installed", "sqltrain.kinds")])
+    monkeypatch.setattr(registry, "_entry_points", lambda: points)
+    kinds: Registry[object] = Registry("kind", "sqltrain.kinds", "plain_home", ())
+    for _ in range(2):
+        with pytest.raises(RecipeError, match=r"the plug-in 'half_installed' of sqltrain\.kinds cannot be imported"):
+            kinds.entry("part")
 
 
 GROUPS = {

@@ -51,6 +51,8 @@ def look(store, *overrides, until=None):
         (["protocol.prompt=compakt"], r"Did you mean compact\? There are: bare, brief, (?!.*phases)"),
         (["rewards.exec.options.foo=1"], "foo"),
         (["protocol.schema_view=filtered"], "needs a linker"),
+        (["data.rl=[]", "stages=[grpo]"], r"data\.rl is empty: there are no questions for GRPO"),
+        (["data.rl=[]", "stages=[difficulty]"], r"data\.rl is empty: there are no questions to score"),
         (["difficulty.explore=10", "difficulty.explore_parts=[1, 2, 3, 4]"], "4 parts for"),
         (["model.lora={bits: 4}", "hardware.deepspeed=zero3"], "no base of 4 bits"),
         ([*ADAMW, "hardware.deepspeed=zero9"], "no such file zero9.*zero2, zero3"),

@@ -118,6 +118,8 @@ def test_a_mistake_names_the_key(tmp_path, override, message):
         "sft.optimizer.betas=[-0.1, 0.95]",
         "sft.optimizer.weight_decay=-0.01",
         "sft.optimizer.clip=-1",
+        "seed=-1",
+        "seed=2147483648",
     ],
 )
 def test_a_number_that_would_train_something_else_is_refused(tmp_path, override):
@@ -127,6 +129,7 @@ def test_a_number_that_would_train_something_else_is_refused(tmp_path, override)
 
 
 def test_the_least_numbers_and_anchors_are_read(tmp_path):
+    assert recipes.load(write(tmp_path, "seed: 0\n"), ["seed=2147483647"]).seed == 2**31 - 1
     changes = ["grpo.group=2", "grpo.bounds=[0.5, 0.5]", "sft.optimizer={lr: 0, betas: [0, 0], clip: 0}"]
     recipe = recipes.load(write(tmp_path, "seed: 1\n"), changes)
     assert (recipe.grpo.group, recipe.grpo.bounds) == (2, (0.5, 0.5))

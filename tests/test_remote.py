@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from flows.commands import operate
 from pipelines.core.errors import DataError, ResourceError, SqltrainError
 from pipelines.core.store import Store
 from pipelines.core.store_remote import Remote, select_stages
+from pipelines.nightly import store_gc
 from pipelines.nightly.store_transfer import pull_stages, push_stages
 from tests.services.conftest import wait_for
 
@@ -271,6 +273,57 @@ def test_a_pull_does_not_write_through_a_link_that_an_earlier_pull_left(tmp_path
     pull_stages(other, f"file://{tmp_path}/there", ["sft"], lambda line: None)
     assert not list(outside.iterdir())
     assert other.damage("sft", "s1", whole=True) == []
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_pull_takes_the_place_of_unfinished_work_only_if_it_is_whole(tmp_path, is_damaged):
+    """Another run has trained there for hours."""
+    url, other = f"file://{tmp_path}/there", Store(tmp_path / "other")
+    push_stages(filled(tmp_path / "here"), url, ["data"], lambda line: None)
+    if is_damaged:
+        (tmp_path / "there" / "data" / "d1" / "data.txt").write_text("rowz")
+    checkpoint = other.work("data", "d1") / "checkpoint-90" / "optimizer.pt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_text("hours")
+    if is_damaged:
+        with pytest.raises(DataError, match=r"data\.txt of data/d1 is damaged"):
+            pull_stages(other, url, ["data"], lambda line: None)
+        assert checkpoint.read_text() == "hours"
+    else:
+        pull_stages(other, url, ["data"], lambda line: None)
+        assert other.damage("data", "d1", whole=True) == []
+    left = {path.name for path in (other.root / "data").iterdir() if path.is_dir()}
+    assert left == ({".work-d1"} if is_damaged else {"d1"})
+
+
+def test_gc_does_not_take_a_download_away(tmp_path, monkeypatch):
+    url, other = f"file://{tmp_path}/there", Store(tmp_path / "other")
+    push_stages(filled(tmp_path / "here"), url, ["data"], lambda line: None)
+    get, found = Remote.get, list[Path]()
+
+    def get_during_gc(remote, name, path):
+        get(remote, name, path)
+        found.extend(candidate.folder for candidate in store_gc.gc_candidates(other, -1))
+
+    monkeypatch.setattr(Remote, "get", get_during_gc)
+    pull_stages(other, url, ["data"], lambda line: None)
+    assert (found, other.damage("data", "d1", whole=True)) == ([], [])
+
+
+def test_a_pull_says_that_it_waits_for_a_run_and_fetches_nothing_that_this_made(tmp_path, caplog):
+    url, other = f"file://{tmp_path}/there", Store(tmp_path / "other")
+    push_stages(filled(tmp_path / "here"), url, ["data"], lambda line: None)
+    with ThreadPoolExecutor() as pool:
+        with other.making("data", "d1", lambda: None) as work:
+            assert work is not None
+            waiting = pool.submit(Remote(url).pull, other, "data", "d1")
+            wait_for(lambda: caplog.messages, 60, "it waits")
+            (work / "manifest.json").write_text("{}")
+            (work / "data.txt").write_text("ours")
+        assert waiting.result() is False
+    assert caplog.messages == ["data/d1: another run is making it; waiting"]
+    assert (other.folder("data", "d1") / "data.txt").read_text() == "ours"
+    assert Remote(url).pull(Store(tmp_path / "third"), "data", "d1") is True
 
 
 def test_a_file_that_no_manifest_lists_is_not_fetched(tmp_path):

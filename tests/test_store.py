@@ -39,6 +39,15 @@ def test_a_stage_is_made_once_and_equal_content_has_an_equal_manifest(tmp_path):
     assert here.manifest("data", "k1") == there.manifest("data", "k1")
 
 
+def test_a_cached_stage_has_the_time_of_its_last_use(tmp_path):
+    """Garbage collection goes by it, also for what no recipe's stage is: an evaluation, a GGUF file's folder."""
+    store = Store(tmp_path)
+    folder = make(store)
+    os.utime(folder, (0, 0))
+    make(store)
+    assert folder.stat().st_mtime > 0
+
+
 def test_the_manifest_lists_every_file_with_its_digest(tmp_path):
     store = Store(tmp_path)
     make(store)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from prefect import Flow, flow, runtime
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 from pydantic import Field
 
 from flows.prefect.forms import UNCHANGED, CommonOverrides, check_changes, check_form
-from flows.prefect.remote import run_elsewhere
+from flows.prefect.remote import refused, run_elsewhere
 from pipelines.core.claims import claimed
-from pipelines.core.errors import RecipeError
+from pipelines.core.errors import DataError, RecipeError, ResourceError
 from pipelines.core.files import read_json
 from pipelines.core.store import Store
 from pipelines.recipe import recipes
@@ -174,15 +175,17 @@ def retrain(
 @flow(name="make", flow_run_name="make {name}", persist_result=False)
 def make(
     name: str, recipe: dict[str, Any], store: str, given: dict[str, str], stages: list[str], role: str = ""
-) -> list[StageResult]:
+) -> list[StageResult] | State[Any]:
     """Stages of a recipe that another flow has put together; deployed where the device is.
+
+    Rows that break a contract end it as `Refused`: the flow that started it takes their batch back.
 
     Args:
         name: The recipe's name, for people.
         recipe: The resolved recipe.
         store: Folder of datasets and checkpoints, which all workers see under this path.
         given: Keys of finished stages to go on from, by name.
-        stages: Names of the stages to walk, in order, those given among them.
+        stages: Names of the stages to walk, in order, those given among them; no other is planned.
         role: What they are made for: "champion", say.
     """
     shipped = Recipe(name=name)
@@ -191,16 +194,23 @@ def make(
     check_changes(shipped.model_dump(mode="json"), recipe)
     opened = Store(Path(store))
     loaded = Recipe.model_validate(recipe)
-    all_steps = graph.plan(loaded, opened, stages[-1], given)
-    steps = [step for step in all_steps if step.name in stages]
-    with tracked(loaded, opened) as tracker:
-        return walk(loaded, opened, steps, tracker, role)
+    steps = graph.plan(loaded, opened, given=given, among=stages)
+    try:
+        with tracked(loaded, opened) as tracker:
+            return walk(loaded, opened, steps, tracker, role)
+    except DataError as error:
+        return refused(error)
 
 
 def walk_on_gpu(
     recipe: Recipe, store: Store, steps: Sequence[Step], tracker: Tracker, role: str = ""
 ) -> list[StageResult]:
-    """As `walk`, but steps that use a device are made by a run of make/gpu, which is waited for."""
+    """As `walk`, but steps that use a device are made by a run of make/gpu, which is waited for.
+
+    Raises:
+        DataError: that run refused its data.
+        ResourceError: that run has ended, and a stage of the walk is not in this store.
+    """
     if not any(uses_device(step, recipe) for step in steps):
         return walk(recipe, store, steps, tracker, role)
     tracker.begin()  # what runs elsewhere adds to this run
@@ -215,6 +225,9 @@ def walk_on_gpu(
     run_elsewhere("make/gpu", parameters, get_run_logger().info)
     results = []
     for step in steps:
+        if not store.has(step.kind, step.key):
+            hint = "All workers must see the same store under this path, and run the same code."
+            raise ResourceError(f"make/gpu ended without {step.kind}/{step.key} in {store.root}", hint)
         metrics = read_json(step.folder / "metrics.json")
         result = StageResult(step.name, step.key, step.folder, metrics, step.cached)
         results.append(result)

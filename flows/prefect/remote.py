@@ -8,19 +8,29 @@ from prefect import runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.deployments import run_deployment
-from prefect.states import Cancelling
+from prefect.states import Cancelling, Failed
 
-from pipelines.core.errors import BoundaryError
+from pipelines.core.errors import BoundaryError, DataError
 from tasks.events import Pulse
 from tasks.prefect_server import retry_until_reachable
 
 POLL_S = 5.0
+REFUSED = "Refused"  # name of the final state of a run that refused its data
+
+
+def refused(error: DataError) -> State[Any]:
+    """The final state of a run for `run_elsewhere`, which raises a DataError of it, and no BoundaryError."""
+    return Failed(name=REFUSED, message=str(error))
 
 
 def run_elsewhere(deployment: str, parameters: dict[str, Any], say: Callable[[str], None]) -> State[Any]:
     """Run a deployment ("flow/deployment") and return its final state; a server that is away meanwhile is waited for.
 
     As a part of a flow run it is cancelled when that one is cancelled or fails.
+
+    Raises:
+        DataError: it ended as `refused`.
+        BoundaryError: it ended otherwise than completed.
     """
     run: Any = retry_until_reachable(
         lambda: run_deployment(deployment, parameters=parameters, timeout=0), f"the start of {deployment}", say
@@ -44,6 +54,9 @@ def run_elsewhere(deployment: str, parameters: dict[str, Any], say: Callable[[st
             if state is not None and not state.is_final():
                 client.set_flow_run_state(run.id, Cancelling(message="its parent run ended"))
             raise
+    hint = f"See its flow run {run.id}."
+    if state.name == REFUSED:
+        raise DataError(str(state.message), hint)
     if not state.is_completed():
-        raise BoundaryError(f"{deployment} ended as {state.name}: {state.message}", f"See its flow run {run.id}.")
+        raise BoundaryError(f"{deployment} ended as {state.name}: {state.message}", hint)
     return state

@@ -24,6 +24,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -162,6 +163,8 @@ FEW_NAMES = 8  # names that a message lists also if one of them is close to the 
 UNKNOWN_NAME = "unknown_name"
 UNSUITED_NAME = "unsuited_name"
 WRONG_OPTION = "wrong_option"
+# One lock for all registries: a module that one of them imports may look up a part of another.
+_LOADING = threading.RLock()
 # Entry points of the installed packages, read once for all registries; their type in Python 3.11 lacks `select`.
 _entry_points: Callable[[], Any] = functools.cache(metadata.entry_points)
 
@@ -191,6 +194,7 @@ class Registry(Generic[T]):
     reads_installed: ClassVar[bool] = True  # a SQL worker is given its plug-ins, and looks for none
     _entries: dict[str, RegisteredPart[T]] = field(default_factory=dict)
     _models: dict[str, type[BaseModel]] = field(default_factory=dict)
+    _is_loading: bool = False
     _is_loaded: bool = False
 
     def __call__(
@@ -307,10 +311,23 @@ class Registry(Generic[T]):
         return names
 
     def _load(self) -> None:
-        """Import our own parts and those of installed packages, once."""
+        """Import our own parts and those of installed packages, once; another thread waits until all are there.
+
+        What could not be imported is tried again at the next look-up.
+        """
         if self._is_loaded:
             return
-        self._is_loaded = True
+        with _LOADING:
+            if self._is_loaded or self._is_loading:  # a module that is being imported may look up a part
+                return
+            self._is_loading = True
+            try:
+                self._import_parts()
+            finally:
+                self._is_loading = False
+            self._is_loaded = True
+
+    def _import_parts(self) -> None:
         home = importlib.import_module(self.home)
         for module in pkgutil.walk_packages(getattr(home, "__path__", ()), f"{self.home}."):
             importlib.import_module(module.name)

@@ -63,6 +63,11 @@ class Store:
         """Whether that stage is complete: it has a manifest."""
         return (self.folder(stage, key) / MANIFEST).is_file()
 
+    def note_use(self, stage: str, key: str) -> None:
+        """Set the time of a finished stage's last use, by which garbage collection goes."""
+        with contextlib.suppress(OSError):  # a store that cannot be written
+            os.utime(self.folder(stage, key))
+
     def damage(self, stage: str, key: str, whole: bool) -> list[str]:
         """Names of a finished stage's files that differ from its manifest; the manifest's own if it is damaged.
 
@@ -157,6 +162,7 @@ class Store:
     def making(self, stage: str, key: str, waiting: Callable[[], None]) -> Iterator[Path | None]:
         """The work folder, renamed to the stage's own at the end of the block; None if the stage is cached."""
         if self.has(stage, key):
+            self.note_use(stage, key)
             yield None
             return
         work = self.work(stage, key)

@@ -5,19 +5,24 @@ travel as links: a machine that pulls them needs these files at the same place, 
 The other side is not trusted: its names, links, sizes and bytes are checked before use.
 """
 
+import contextlib
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.files import require_room, sha256
+from pipelines.core.removal import remove_folder
 from pipelines.core.store import MANIFEST, MIN_FREE_MB, NOT_CONTENT, Store
 
+log = logging.getLogger(__name__)
 LINKS = "links.json"
+PULL = ".pull"  # ending of the key under which a stage's download is locked, beside the work of its making
 PLAIN_NAME = re.compile(r"\w[\w.@-]{0,99}", re.ASCII)  # name of a kind of stage, a key, a recipe or a batch
 JSON_BYTES = 256 * 2**20  # most bytes of a manifest; that of a hundred thousand files has some 15 MB
 SIDE_BYTES = 64 * 2**20  # most bytes of a file that no manifest lists: curves of wall-clock times, a contract's page
@@ -67,11 +72,14 @@ class Remote:
         self.put(links_content, f"{remote_folder}/{LINKS}")
         self.put(folder / MANIFEST, f"{remote_folder}/{MANIFEST}")
 
-    def pull(self, store: Store, stage: str, key: str) -> None:
+    def pull(self, store: Store, stage: str, key: str) -> bool:
         """Download a stage into the store, check its bytes against its manifest, and put it in place, byte for byte.
 
         Only files that the manifest lists, and the store's own side files, are fetched, into an empty folder, and none
-        outside that folder.
+        outside that folder. The unfinished work of a run that makes the same stage stays unless all bytes are right.
+
+        Returns:
+            Whether it was fetched; not if another run that was waited for has made it.
         """
         remote_folder = f"{stage}/{key}"
         links_file = f"{remote_folder}/{LINKS}"
@@ -79,31 +87,41 @@ class Remote:
         links = parse_json(self.read(links_file, sizes[LINKS]), links_file)
         _check_links(links, claims, remote_folder, store)
         names = {*claims, *_side_files(sizes)}
-        with store.making(stage, key, lambda: None) as work:
+
+        def say_waiting() -> None:
+            log.warning("%s: another run is making it; waiting", remote_folder)
+
+        with store.making(stage, key, say_waiting) as work:
             if work is None:
-                return
-            shutil.rmtree(work)  # an earlier, refused pull may have left links
-            work.mkdir()
-            n_bytes = sum(sizes[name] for name in names)
-            try:
-                require_room(work, MIN_FREE_MB + n_bytes // 2**20)
-            except ResourceError as error:
-                raise DataError(f"{remote_folder}: {error.message}", error.hint) from None
-            for name in sorted(names):
-                path = path_inside(work, name)
-                self.get(f"{remote_folder}/{name}", path)
-            for name, claim in claims.items():
-                path = path_inside(work, name)
-                size = path.stat().st_size
-                is_whole = size == claim["bytes"] and sha256(path) == claim["sha256"]
-                if not is_whole:
-                    problem = f"{name} of {remote_folder} is damaged in {self.url}"
-                    raise DataError(problem, "Remove it there and push it again.")
-            for name, target in links.items():
-                path = path_inside(work, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.symlink_to(target)
-            (work / MANIFEST).write_bytes(manifest)
+                return False
+            with _empty_folder(store, stage, key) as fetched:
+                n_bytes = sum(sizes[name] for name in names)
+                try:
+                    require_room(fetched, MIN_FREE_MB + n_bytes // 2**20)
+                except ResourceError as error:
+                    raise DataError(f"{remote_folder}: {error.message}", error.hint) from None
+                for name in sorted(names):
+                    path = path_inside(fetched, name)
+                    self.get(f"{remote_folder}/{name}", path)
+                self._check_bytes(remote_folder, claims, fetched)
+                for name, target in links.items():
+                    path = path_inside(fetched, name)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.symlink_to(target)
+                (fetched / MANIFEST).write_bytes(manifest)
+                remove_folder(work)
+                fetched.rename(work)
+        return True
+
+    def _check_bytes(self, remote_folder: str, claims: Mapping[str, Mapping[str, Any]], fetched: Path) -> None:
+        """Raise DataError if a fetched file has other bytes than its manifest claims."""
+        for name, claim in claims.items():
+            path = path_inside(fetched, name)
+            size = path.stat().st_size
+            is_whole = size == claim["bytes"] and sha256(path) == claim["sha256"]
+            if not is_whole:
+                problem = f"{name} of {remote_folder} is damaged in {self.url}"
+                raise DataError(problem, "Remove it there and push it again.")
 
     def listed(self, stage: str, key: str) -> tuple[bytes, dict[str, dict[str, Any]], dict[str, int]]:
         """A stage's manifest, the files that it lists, and the sizes of all files there, which agree with the list."""
@@ -174,6 +192,21 @@ class Remote:
             reason = words[:200] or type(error).__name__
             hint = "Look at the address, the credentials and the network."
             raise ResourceError(f"{self.url}: {reason}", hint) from None
+
+
+@contextlib.contextmanager
+def _empty_folder(store: Store, stage: str, key: str) -> Iterator[Path]:
+    """A folder for a stage's download, which garbage collection leaves alone; it is removed unless it was renamed."""
+    name = f"{key}{PULL}"
+    folder = store.work(stage, name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with store.locked(stage, name, lambda: None):
+        shutil.rmtree(folder, ignore_errors=True)  # of a pull that was killed
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_claim(value: Any) -> bool:

@@ -11,7 +11,7 @@ from pipelines.core.store import MANIFEST, Store
 from pipelines.recipe import config
 
 CARD = "sqltrain.json"
-_DATA = {"values", "linker"}
+_DATA = {"values", "linker", "linker_tokens"}
 
 
 class CheckpointCard(config.Section):
@@ -23,6 +23,7 @@ class CheckpointCard(config.Section):
     sampling: config.Sampling  # how evaluation draws its samples; also the token budgets of a turn and of an episode.
     values: int = 0  # the recipe's `data.values`; older cards have none, and then the recipe's counts.
     linker: str | None = None  # the recipe's `data.linker`; likewise.
+    linker_tokens: config.Positive = 2000  # the recipe's `data.linker_tokens`; likewise.
 
     def overrides(self) -> list[str]:
         """The card as overrides of a recipe, to be followed by the user's own."""

@@ -27,6 +27,7 @@ from pipelines.recipe.plugins import load_plugins
 # The sections' base, bounded numbers, and names that a registry checks.
 
 Positive = Annotated[int, pydantic.Field(gt=0)]
+Seed = Annotated[int, pydantic.Field(ge=0, lt=2**31)]  # numpy takes 32 bits, and a training process adds its number
 PositiveFloat = Annotated[float, pydantic.Field(gt=0)]
 Count = Annotated[int, pydantic.Field(ge=0)]
 Amount = Annotated[float, pydantic.Field(ge=0.0)]
@@ -653,7 +654,7 @@ class Contracts(Section):
 
     max_duplicates: Share = 0.05  # share of a pool's repeated questions.
     max_leaked: Share = 0.0  # share of held-out questions that a training pool repeats.
-    # share of broken teacher episodes, or of a night's held-out ones.
+    # share of broken teacher episodes, or of an evaluation's answers.
     max_broken: Share = 0.05
     min_accepted: Share = 0.05  # share of teacher trajectories that the filter must let through.
     # share of the scored questions that the policy must solve at least once before GRPO begins.
@@ -692,7 +693,7 @@ class Recipe(Section):
     title: str = ""  # title in the report and in lists.
     reported: dict[str, float] = {}  # the paper's own figures.
     paper: str = ""  # file of conf/deviations; "" for none.
-    seed: int = 0  # seed of all draws.
+    seed: Seed = 0  # seed of all draws, below 2**31.
     # Python files or modules that add parts (docs/how-to/parts.md).
     plugins: tuple[str, ...] = ()
     # stages of a run.

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from pipelines.core import frames
-from pipelines.core.errors import DataError, RecipeError
+from pipelines.core.errors import DataError
 from pipelines.core.files import write_lines
 from pipelines.curation import difficulty
 from pipelines.environment.core import Environment, RolloutMode
@@ -24,9 +24,6 @@ from pipelines.stages.shards import Run, Shards
 
 def score_difficulty(ctx: Context) -> None:
     """Write every question's pass rate to `data.parquet`, and those chosen for RL, in order, to `selected.parquet`."""
-    if not ctx.recipe.data.rl:
-        hint = "Name a pool there, or leave difficulty out of stages."
-        raise RecipeError("data.rl is empty: there are no questions to score", hint)
     settings = ctx.recipe.difficulty
     seed = ctx.recipe.seed
     pools = _candidates(ctx)

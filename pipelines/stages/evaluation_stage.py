@@ -13,7 +13,8 @@ def build(ctx: Context) -> None:
         ctx = _with_one_greedy_pass(ctx)
     questions = examples(ctx.inputs["test"], "test")
     gold_schemas = ctx.inputs.get("test_schema")
-    evaluate_questions(ctx, questions, ctx.checkpoint, gold_schemas)
+    max_broken = ctx.recipe.contracts.max_broken
+    evaluate_questions(ctx, questions, ctx.checkpoint, gold_schemas, max_broken=max_broken)
 
 
 def _with_one_greedy_pass(ctx: Context) -> Context:

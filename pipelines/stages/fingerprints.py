@@ -58,11 +58,11 @@ class Digests:
     def files(self, source: Source, path: Path) -> list[Path]:
         """The files that a source's reader names, and the file itself; every file there if the reader names none.
 
-        Those of a single file, which may be long, are remembered too.
+        Those that the rows of a single file name are remembered too: it may be long.
         """
         cache_key = ""
         is_settled = False
-        if path.is_file():
+        if path.is_file() and _named_by_rows_alone(source):
             file_key, is_settled = self._cache_key(path)
             reader = digest([source.kind, source.options, source.corrections])
             cache_key = f"files|{reader}|{file_key}"
@@ -91,6 +91,17 @@ class Digests:
         key = f"{path}|{status.st_size}|{status.st_mtime_ns}"
         age = time.time() - status.st_mtime
         return key, age > SETTLED_S
+
+
+def _named_by_rows_alone(source: Source) -> bool:
+    """Whether the rows of a source's file decide alone which files its reader names.
+
+    With the option `databases` those that are there decide, too, and with `invented` a second file. A reader that we do
+    not know may look anywhere.
+    """
+    if source.kind not in ("csv", "jsonl"):
+        return False
+    return not (source.options.get("databases") or source.options.get("invented"))
 
 
 def fingerprint(sources: Iterable[Source], store: Path, shows_descriptions: bool = False) -> dict[str, str]:

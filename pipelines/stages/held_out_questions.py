@@ -12,6 +12,7 @@ from pipelines.stages import graph, stage_making
 from pipelines.stages.answerer import Answerer
 from pipelines.stages.call_estimate import CallEstimate, estimate_calls
 from pipelines.stages.context import Progress, examples
+from pipelines.stages.fingerprints import stage_at
 from pipelines.stages.stage import StageResult
 
 
@@ -37,8 +38,9 @@ class HeldOutQuestions:
 def held_out_questions(
     recipe: Recipe, store: Store, answerer: Answerer, progress: Progress
 ) -> Iterator[HeldOutQuestions]:
-    """The questions of the recipe's first benchmark, whose stages are claimed for the time of the block.
+    """The questions of the recipe's first benchmark.
 
+    Their stages, and the stage of the store in which the policy's weights lie, are claimed for the time of the block.
     No training questions are needed.
 
     Raises:
@@ -47,6 +49,10 @@ def held_out_questions(
     with_evaluation = recipe.model_copy(update={"stages": (*recipe.stages, "evaluate")})
     steps = graph.plan(with_evaluation, store, among=("test", "test_schema"))
     names = [(step.kind, step.key) for step in steps]
+    weights = stage_at(answerer.policy, store)
+    if weights is not None:
+        names.append(weights)
+        store.note_use(*weights)
     with claimed(store, names, {"recipe": recipe.name}):
         results = {}
         for step in steps:

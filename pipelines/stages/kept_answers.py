@@ -17,8 +17,9 @@ _digests = Digests(None)  # digests of the databases of kept answers
 class KeptAnswers:
     """The episodes of each question, in one file a question.
 
-    Only questions and answers are kept, no verdicts: another equality, another vote or a mended gold query asks
-    nothing again. A broken episode is no answer, so it is asked again.
+    Only questions and answers are kept, no verdicts: another equality or another vote asks nothing again. The question
+    of a mended gold query is asked again, for the oracle and a simulated user answer by that query. A broken episode is
+    no answer, so it is asked again.
 
     Args:
         folder: holds the answers of one policy, asked in one way; both are in its name. None keeps nothing.

@@ -30,6 +30,7 @@ from pipelines.stages.held_out_questions import HeldOutQuestions, held_out_quest
 from pipelines.stages.question_evaluation import evaluate_questions
 from pipelines.stages.report_systems import ReportedEvaluation, report_of
 from pipelines.stages.stage import StageResult
+from pipelines.stages.unfinished_work import begin_or_resume
 
 ANSWERS = "answers"  # folder of the store: each question's episodes, by policy and by the way of asking
 EVALUATIONS = "evaluations"  # folder of the store: finished evaluations, by key
@@ -128,6 +129,7 @@ class PolicyEvaluation:
 
     def build(self, folder: Path) -> None:
         """Fill the work folder: the files of an evaluation stage, and the report."""
+        begin_or_resume(folder, "evaluate", self.progress.say)
         if self.answerer.entry is not None:
             self._ask_first_question()
         self._evaluate("evaluate", self.recipe, folder, self.held_out.questions)

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipelines.core.errors import BoundaryError
 from pipelines.core.types import Example
+from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.record_files import EvaluatedEpisode
 from pipelines.stages.answer_selection import select_answers
 from pipelines.stages.context import Context
@@ -16,7 +18,12 @@ from pipelines.stages.shards import Shards
 
 
 def evaluate_questions(
-    ctx: Context, questions: Sequence[Example], answerer: str, gold: Path | None, answers: Path | None = None
+    ctx: Context,
+    questions: Sequence[Example],
+    answerer: str,
+    gold: Path | None,
+    answers: Path | None = None,
+    max_broken: float = 1.0,
 ) -> None:
     """Evaluate any policy on any questions; finished shards survive a kill.
 
@@ -24,9 +31,15 @@ def evaluate_questions(
         answerer: a checkpoint folder or hub name, or a name that `evaluated_policy` takes.
         gold: a finished gold-schema stage over these questions; None takes the gold SQL's own items.
         answers: a folder that keeps this policy's episodes, by pass and question; those there are not made again.
+        max_broken: the largest share of a pass's answers that may break.
+
+    Raises:
+        BoundaryError: more answers broke. Their shards are removed, so that a later run asks these questions again.
     """
     ctx.progress.begin(ctx.stage, len(questions), "questions")
-    episodes = _run_passes(ctx, questions, answerer, gold, answers)
+    shards = Shards(questions, ctx.recipe.rollout.shard, ctx.folder)
+    episodes = _run_passes(ctx, shards, answerer, gold, answers)
+    _refuse_broken(ctx.stage, episodes, shards, max_broken)
     selector_figures: dict[str, float] = {}
     selector = ctx.recipe.evaluation.selector
     if selector is not None and ctx.recipe.evaluation.samples:
@@ -39,16 +52,14 @@ def evaluate_questions(
 
 
 def _run_passes(
-    ctx: Context, questions: Sequence[Example], answerer: str, gold: Path | None, answers: Path | None
+    ctx: Context, shards: Shards[Example], answerer: str, gold: Path | None, answers: Path | None
 ) -> list[EvaluatedEpisode]:
     """The episodes of all passes over the questions, shard by shard."""
-    rollout = ctx.recipe.rollout
-    shards = Shards(questions, rollout.shard, ctx.folder)
     asks_endpoint = answerer.startswith(ENDPOINT)
     checkpoint: str | None = answerer
     if answerer == ORACLE or asks_endpoint:
         checkpoint = None
-    processes = rollout.processes
+    processes = ctx.recipe.rollout.processes
     if asks_endpoint:
         processes = 1  # An endpoint's rate and cap hold in one process: a second one would have its own.
     guard = MalformedGuard(shards)
@@ -59,3 +70,34 @@ def _run_passes(
     if guard.is_triggered():
         guard.skip_the_rest(ctx.recipe, gold, ctx.progress.say)
     return [EvaluatedEpisode.from_row(row) for row in shards.rows()]
+
+
+def _refuse_broken(
+    stage: str, episodes: Sequence[EvaluatedEpisode], shards: Shards[Example], max_broken: float
+) -> None:
+    """Raise BoundaryError if more than a share of a pass's answers broke.
+
+    The figures over the others would be finished, and found by every later run: the shards with broken answers are
+    removed.
+    """
+    by_pass: dict[str, list[EpisodeRecord]] = {}
+    for episode in episodes:
+        records = by_pass.setdefault(episode.pass_name, [])
+        records.append(episode.record)
+    for pass_name, records in by_pass.items():
+        broken = [record for record in records if record.broken]
+        if len(broken) > max_broken * len(records):
+            _remove_broken(shards)
+            raise BoundaryError(
+                f"{stage}: {len(broken)} of {len(records)} {pass_name} answers broke: {broken[0].failure}",
+                "Mend the database or the endpoint, and run again: these are asked again. "
+                "Or let more of them break: contracts.max_broken.",
+            )
+
+
+def _remove_broken(shards: Shards[Example]) -> None:
+    """Remove the shards in which an answer broke."""
+    for index in range(len(shards)):
+        rows = shards.read(index)
+        if any(row["record"]["broken"] for row in rows):
+            shards.path(index).unlink()

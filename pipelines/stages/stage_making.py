@@ -1,7 +1,5 @@
 """The making of one stage: its damaged inputs first, then the function that fills its work folder."""
 
-import contextlib
-import os
 import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,15 +16,14 @@ from pipelines.stages.fingerprints import stage_at
 from pipelines.stages.prompt_fit import note_unfit_prompts
 from pipelines.stages.stage import StageResult, Step, seen_by
 from pipelines.stages.stage_keys import deciding
-from pipelines.stages.unfinished_work import can_resume, empty_folder, note_code
+from pipelines.stages.unfinished_work import begin_or_resume
 
 
 def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps: Sequence[Step]) -> StageResult:
     """Make one step unless the store has it; damaged stages that it needs are set aside and made again first."""
     store.set_aside(step.kind, step.key, False, progress.say)
     if store.has(step.kind, step.key):
-        with contextlib.suppress(OSError):  # a store that cannot be written
-            os.utime(step.folder)  # the time of its last use, by which gc goes
+        store.note_use(step.kind, step.key)
         return _stage_result(step, step.folder, cached=True)
     stage = next(stage for stage in graph.GRAPH if stage.name == step.kind)
     needs = [other for other in steps if other.name in step.needs]
@@ -45,11 +42,7 @@ def execute(step: Step, recipe: Recipe, store: Store, progress: Progress, steps:
         progress.say(f"the store {store.root} is of an older version: its stages have other keys and are made again")
 
     def build(folder: Path) -> None:
-        # An unchanged version promises the same results, but not that old shards and checkpoints can be used.
-        if not can_resume(folder):
-            progress.say(f"{step.name}: the code has changed since it was interrupted; begins anew")
-            empty_folder(folder)
-        note_code(folder)
+        begin_or_resume(folder, step.name, progress.say)
         inputs = {other.kind: other.folder for other in needs}
         build_stage = pkgutil.resolve_name(stage.build)
         seen_recipe = seen_by(step.name, recipe)

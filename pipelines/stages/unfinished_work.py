@@ -1,6 +1,7 @@
 """The work folder of a stage that a killed run left: only the code that began it goes on with it."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from pipelines.core.files import read_json, write_json
@@ -16,6 +17,20 @@ def can_resume(work: Path) -> bool:
     if is_empty:
         return True
     return bool(read_json(work / SHARDS / CODE) == code_digest())
+
+
+def begin_or_resume(work: Path, title: str, say: Callable[[str], None]) -> None:
+    """Make a work folder ready for the code of today: what other code left there is removed.
+
+    An unchanged version promises the same results, but not that old shards and checkpoints can be used.
+
+    Args:
+        title: the name of what is made there, for the line that tells of the removal.
+    """
+    if not can_resume(work):
+        say(f"{title}: the code has changed since it was interrupted; begins anew")
+        empty_folder(work)
+    note_code(work)
 
 
 def empty_folder(folder: Path) -> None:

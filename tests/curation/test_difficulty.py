@@ -6,7 +6,7 @@ import json
 import polars as pl
 import pytest
 
-from pipelines.core.errors import DataError, EndpointError, RecipeError
+from pipelines.core.errors import DataError, EndpointError
 from pipelines.curation.difficulty import (
     COLUMNS,
     ScoredQuestion,
@@ -94,12 +94,6 @@ def test_a_stage_in_which_everything_broke_says_so(scoring):
 
     with pytest.raises(DataError, match="all episodes of 4 questions broke"):
         scoring(down)
-
-
-def test_a_recipe_without_a_pool_to_score_is_the_users_mistake(tmp_path):
-    recipe = recipes.load("miniature", ["data.rl=[]"])
-    with pytest.raises(RecipeError, match=r"data\.rl is empty: there are no questions to score"):
-        stage.score_difficulty(Context("difficulty", recipe, tmp_path, {"data": tmp_path}, Silent()))
 
 
 def test_ranking_puts_the_hardest_solvable_first_and_the_degenerate_last():

@@ -19,12 +19,21 @@ from flows import terminal
 from flows.commands import evaluate as evaluating
 from flows.terminal import Bars
 from pipelines.core.claims import live_runs
-from pipelines.core.errors import RecipeError
+from pipelines.core.errors import BoundaryError, RecipeError
 from pipelines.core.store import Store
 from pipelines.databases import card
 from pipelines.protocols.base import build_protocol
 from pipelines.recipe import recipes
-from pipelines.stages import data, evaluated_policy, evaluation_keys, graph, held_out_questions, policy_evaluation
+from pipelines.stages import (
+    data,
+    evaluated_policy,
+    evaluation_keys,
+    evaluation_stage,
+    graph,
+    held_out_questions,
+    policy_evaluation,
+    unfinished_work,
+)
 from pipelines.stages.answerer import Answerer, named_answerer
 from pipelines.stages.context import Context, Silent, examples
 from pipelines.stages.evaluation_request import EvaluationRequest, open_evaluation
@@ -340,11 +349,63 @@ def test_gc_takes_nothing_from_under_an_evaluation(tmp_path, monkeypatch):
         raise InterruptedError
 
     monkeypatch.setattr(held_out_questions.stage_making, "execute", stop)
-    oracle = Answerer(evaluated_policy.ORACLE, "oracle", {})
-    with pytest.raises(InterruptedError):
-        policy_evaluation.evaluate_benchmark(recipes.load("miniature", SMALL), store, oracle, Bars(terminal.console))
-    assert claimed == ["test", "test_schema"]
+    weights = store.make("grpo", "k", lambda folder: (folder / "model").mkdir(), {}, pytest.fail)
+    os.utime(weights, (0, 0))
+    for policy in (evaluated_policy.ORACLE, str(weights / "model")):
+        answerer = Answerer(policy, "mine", {})
+        recipe = recipes.load("miniature", SMALL)
+        with pytest.raises(InterruptedError):
+            policy_evaluation.evaluate_benchmark(recipe, store, answerer, Bars(terminal.console))
+    assert claimed == ["test", "test_schema", "test", "test_schema", "grpo"]
+    assert weights.stat().st_mtime > 0
     assert live_runs(store) == []
+
+
+@pytest.mark.parametrize(("code", "ex"), [("one", 0.0), ("other", 1.0)])
+def test_an_interrupted_evaluation_resumes_from_verdicts_of_the_same_code_alone(own, tmp_path, monkeypatch, code, ex):
+    """The verdicts that it left are made wrong by hand; the answers are kept, and asked for by neither."""
+    store, mine = tmp_path / "store", ("include=data/own", f"data.test.0.path={own}", "rollout.processes=1")
+    with monkeypatch.context() as killed:
+        killed.setattr(unfinished_work, "code_digest", lambda: "one")
+        killed.setattr(policy_evaluation.writer, "write_all", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            oracle(store, "sql_trail", *mine)
+    before = answers(store)
+    (shard,) = store.glob("evaluations/.work-*/shards/00000.jsonl")
+    shard.write_text(re.sub(r'("scores": {[^}]*)}', lambda scores: scores[0].replace("1.0", "0.0"), shard.read_text()))
+    monkeypatch.setattr(unfinished_work, "code_digest", lambda: code)
+    oracle(store, "sql_trail", *mine)
+    (figures,) = figures_of(store)
+    assert (figures["ex"], answers(store)) == (ex, before)
+
+
+def test_a_stage_is_not_finished_while_its_databases_are_out(harbour, tmp_path, monkeypatch):
+    """Three of four questions break: what was answered is kept, and the next run asks the three."""
+    build_database(harbour.with_name("shop.sqlite"), "CREATE TABLE item (name TEXT)")
+    databases = ["shop", "harbour", "harbour", "harbour"]
+    queries = ["SELECT count(*) FROM item", *(f"SELECT count(*) + {number} FROM ship" for number in range(3))]
+    rows = [
+        {"question": f"{query} ?", "database": f"{name}.sqlite", "sql": query}
+        for name, query in zip(databases, queries, strict=True)
+    ]
+    path = harbour.with_name("mine.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = ("include=data/own", f"data.test.0.path={path}", "rollout.shard=1", "rollout.processes=1")
+    recipe = recipes.load("sql_trail", [*QUICK, *settings, "evaluation.samples=0"])
+    for name in ("test", "evaluate_sft"):
+        (tmp_path / name).mkdir()
+    data.build_test(Context("test", recipe, tmp_path / "test", {}, Silent()))
+    context = Context("evaluate_sft", recipe, tmp_path / "evaluate_sft", {"test": tmp_path / "test"}, Silent())
+    monkeypatch.setattr(Context, "checkpoint", evaluated_policy.ORACLE)
+    away = harbour.rename(harbour.with_name("away"))
+    with pytest.raises(BoundaryError, match=r"evaluate_sft: 3 of 4 greedy answers broke: .*contracts\.max_broken"):
+        evaluation_stage.build(context)
+    away.rename(harbour)
+    assert not (context.folder / "metrics.json").exists()
+    assert [shard.name for shard in sorted(context.folder.glob("shards/*.jsonl"))] == ["00000.jsonl"]
+    evaluation_stage.build(context)
+    figures = json.loads((context.folder / "metrics.json").read_text())
+    assert (figures["ex"], figures["n_questions"]) == (1.0, 4)
 
 
 def test_a_figure_below_its_bound_ends_with_a_code_of_its_own_and_a_wrong_bound_with_another(tmp_path, sqltrain):
@@ -402,3 +463,19 @@ def test_the_gate_of_a_pull_request_posts_the_table_and_ends_with_the_commands_c
     assert "oracle" in said
     assert ("below 9.5" in said) == (expected == 3)
     assert (tmp_path / "summary.md").read_text() in said
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_gate_ends_with_the_commands_code_though_its_comment_is_refused(tmp_path, code):
+    """The token of a pull request from a fork may only read."""
+    action = yaml.safe_load((ROOT / "infra" / "github" / "gate" / "action.yml").read_text(encoding="utf-8"))
+    (step,) = action["runs"]["steps"]
+    for name, script in (("sqltrain", f"echo table; exit {code}"), ("gh", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    values = dict.fromkeys(step["env"], "1") | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    values["GITHUB_STEP_SUMMARY"] = str(tmp_path / "summary.md")
+    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]  # as GitHub calls it
+    done = subprocess.run(shell, cwd=tmp_path, env=values, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("::warning::")) == (code, 1)
+    assert (tmp_path / "summary.md").read_text() == "```\ntable\n```\n"
