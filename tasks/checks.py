@@ -11,6 +11,7 @@ import polars as pl
 from pipelines.core import frames
 from pipelines.core.files import read_json, read_json_lines
 from pipelines.core.types import HARDNESS_LEVELS, StopReason
+from pipelines.curation.leakage import SAME_QUESTION
 from pipelines.evaluation import result_files
 from pipelines.recipe.config import Recipe
 from pipelines.stages.context import LEAKAGE, QUARANTINE, TRAINED
@@ -18,7 +19,6 @@ from pipelines.stages.gold_check import is_fault
 
 HELD_OUT = ("dev", "test")
 POOLS = (*TRAINED, *HELD_OUT)
-SAME_QUESTION = ("exact", "normalised")  # kinds of leakage (`pipelines/curation/leakage.py`) that ask the same
 NAMED = pl.concat_str("example_id", pl.col("sample").cast(pl.String), separator="#")
 LEAKED = "a training pool asks this held-out question too"
 NOT_BLANK = {"regex": r"\S"}

@@ -36,6 +36,7 @@ def _normalised_text(example: Example) -> tuple[str, ...] | str:
 KeyOf = Callable[[Example], Any]
 # The part of a question that a leak of each kind repeats, the strictest kind first.
 KEYS: dict[str, KeyOf] = {"exact": _exact_text, "normalised": _normalised_text, "sql": example_shape}
+SAME_QUESTION = ("exact", "normalised")  # kinds that ask the same; a query of the same shape may have other values
 
 
 def database_names(held_out: Iterable[Example]) -> Callable[[Database], str]:

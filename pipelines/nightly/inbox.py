@@ -3,6 +3,8 @@
 Each row is taken once. A batch is a folder that nobody edits: `questions.jsonl`, links to its databases, and the
 digests of its rows. An edited row is a new row. The rows of a batch whose folder was removed, as that of a refused one
 is, are new again.
+
+Databases are not copied: cards, which may hide columns, and descriptions belong to a database by its place.
 """
 
 import json
@@ -135,10 +137,14 @@ def _without_password(row: BadRow) -> BadRow:
 
 
 def _unique_id(id_in_row: Any, file: str, mark: str) -> str:
-    """A row's id in its batch: its own, or the name of its file, with the beginning of its digest."""
-    is_number = isinstance(id_in_row, int) and not isinstance(id_in_row, bool)
-    is_text = isinstance(id_in_row, str) and id_in_row != ""
-    name = id_in_row if is_number or is_text else file
+    """A row's id in its batch: its own, or the name of its file, with the beginning of its digest.
+
+    It has no blanks around it, which a reader of the batch would strip: the row would not be found again.
+    """
+    own_id = ""
+    if isinstance(id_in_row, int | str) and not isinstance(id_in_row, bool):
+        own_id = str(id_in_row).strip()
+    name = own_id or file.strip()
     return f"{name}-{mark[:8]}"
 
 

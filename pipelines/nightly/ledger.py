@@ -29,6 +29,17 @@ STAGING = "staging"
 TIERS = (PROD, STAGING)  # a line without a tier is about prod
 DECIDING = ("night", "promotion")  # events with a decision
 TAKEN = ("promoted", "kept", "worse")  # decisions after which a night's batches are not new any more
+DECISIONS = (*TAKEN, "refused", "nothing")
+NOBODY = ""  # stands for the key of a champion where there is none
+# Fields that a line has by its event, and those of a challenger that it names, with their types; a list is of texts.
+DECIDED: Mapping[str, type] = {"at": str, "decision": str, "reason": str, "new": list}
+FIELDS: Mapping[str, Mapping[str, type]] = {
+    "night": DECIDED,
+    "promotion": DECIDED,
+    "rollback": {"at": str, "from": str, "to": str},
+}
+OF_PROMOTED: Mapping[str, type] = {"challenger": dict, "learned": list}
+OF_CHALLENGER: Mapping[str, type] = {"stage": str, "key": str}
 
 
 class NightInProgress(ResourceError):
@@ -72,7 +83,7 @@ class Ledger:
         """All lines, the oldest first; a last line that a kill cut short never happened."""
         path = self.folder / LINES
         rows = read_json_lines(path, torn=True)
-        if not all(map(_is_ledger_line, rows)):
+        if not all(map(is_ledger_line, rows)):
             raise DataError(f"{path} is damaged: a line is not one of a ledger", "Mend it, or take that of a copy.")
         return rows
 
@@ -81,14 +92,15 @@ class Ledger:
         self.folder.mkdir(parents=True, exist_ok=True)
         return lock(self.folder / ".lines.lock")
 
-    def add(self, event: str, standing: str = "", **fields: Any) -> dict[str, Any]:
+    def add(self, event: str, standing: str | None = None, **fields: Any) -> dict[str, Any]:
         """Write one line and return it.
 
         Args:
-            standing: key of the champion that the line is about; "" if it is about none.
+            standing: key of the champion that stood when the line was decided, `NOBODY` if there was none; None if
+                the line is about no champion.
 
         Raises:
-            ChampionChanged: `standing` is no longer the tier's incumbent.
+            ChampionChanged: `standing` is no longer the tier's incumbent, or there is one by now.
         """
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         row = {"event": event, "at": now, **fields}
@@ -96,9 +108,11 @@ class Ledger:
         if row.get("tier") == PROD:  # lines about prod are as they were before there was another tier
             del row["tier"]
         with writing(self.folder), self.lines_locked():
-            if standing:
+            if standing is not None:
                 champion = self.incumbent(tier)
-                if champion is None or champion.key != standing:
+                is_still_nobody = champion is None and standing == NOBODY
+                has_changed = champion is None or champion.key != standing
+                if has_changed and not is_still_nobody:
                     raise ChampionChanged(f"another champion of {self.folder.name} stands by now", "Run again.")
             if not self.lines():
                 row["series"] = secrets.token_hex(4)
@@ -177,7 +191,7 @@ class Ledger:
         recipe = self.folder.name
         staged = self.champion(STAGING)
         standing = self.champion()
-        standing_key = ""
+        standing_key = NOBODY
         if standing is not None:
             standing_key = standing.key
         if staged is None:
@@ -219,8 +233,37 @@ class Ledger:
         return former, restored
 
 
-def _is_ledger_line(row: Any) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("event"), str)
+def is_ledger_line(row: Any) -> bool:
+    """Whether a value is a line of a ledger: an event that there is, with its fields."""
+    if not isinstance(row, dict):
+        return False
+    event = row.get("event")
+    if not isinstance(event, str) or event not in FIELDS:
+        return False
+    if not _has_fields(row, FIELDS[event]) or not isinstance(row.get("numbers", {}), dict):
+        return False
+    if event not in DECIDING:
+        return True
+    if row["decision"] not in DECISIONS:
+        return False
+    is_promoted = row["decision"] == "promoted"
+    if is_promoted and not _has_fields(row, OF_PROMOTED):
+        return False
+    names_challenger = is_promoted or "challenger" in row
+    return not names_challenger or _has_fields(row.get("challenger"), OF_CHALLENGER)
+
+
+def _has_fields(value: Any, fields: Mapping[str, type]) -> bool:
+    """Whether a value is an object with these fields, each of its type."""
+    if not isinstance(value, dict):
+        return False
+    for name, type_of_field in fields.items():
+        field = value.get(name)
+        if not isinstance(field, type_of_field):
+            return False
+        if isinstance(field, list) and not all(isinstance(item, str) for item in field):
+            return False
+    return True
 
 
 def decisions(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:

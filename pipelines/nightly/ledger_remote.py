@@ -15,7 +15,17 @@ from pipelines.core.store import Store
 from pipelines.core.store_remote import JSON_BYTES, LINKS, PLAIN_NAME, Remote, path_inside, refused
 from pipelines.core.types import Say
 from pipelines.nightly.inbox import HELD_OUT, QUESTIONS, ROWS
-from pipelines.nightly.ledger import BATCHES, DECIDING, HOME, LINES, Ledger, NightInProgress, decisions, ledgers
+from pipelines.nightly.ledger import (
+    BATCHES,
+    DECIDING,
+    HOME,
+    LINES,
+    Ledger,
+    NightInProgress,
+    decisions,
+    is_ledger_line,
+    ledgers,
+)
 
 Sizes = Mapping[str, int]  # bytes of the files that are there, by name
 BATCH_FILES = (QUESTIONS, HELD_OUT, ROWS, LINKS)  # files of a batch, in the order in which they travel
@@ -138,19 +148,19 @@ def _decided_batches(lines: bytes, remote_name: str) -> set[str]:
     try:
         *whole_lines, _ = lines.split(b"\n")
         rows = [json.loads(line) for line in whole_lines if line.strip()]
+        if not all(map(is_ledger_line, rows)):
+            raise ValueError("a line is not one of a ledger")
         names = []
         for row in rows:
             if row["event"] in DECIDING and row["decision"] == "promoted":
                 challenger = row["challenger"]
                 names += [challenger["stage"], challenger["key"]]
-                if not isinstance(row["learned"], list):
-                    raise TypeError("batches that were learned are a list")
             elif row["event"] == "rollback":
                 names.append(row["from"])
         if not all(map(PLAIN_NAME.fullmatch, names)):
             raise ValueError("a name is not plain")
         return set(decisions(rows))
-    except (ValueError, RecursionError, KeyError, TypeError):
+    except (ValueError, RecursionError):
         raise refused(remote_name, "it is not a ledger") from None
 
 

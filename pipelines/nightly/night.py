@@ -1,20 +1,22 @@
 """One night of retraining: new questions are curated and learned, and the challenger is compared with the champion."""
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from pipelines.core.errors import BoundaryError, DataError, RecipeError
+from pipelines.core.errors import BoundaryError, DataError, RecipeError, warn_once
 from pipelines.core.files import read_json
 from pipelines.core.removal import remove_folder
 from pipelines.core.store import Store
+from pipelines.curation.leakage import SAME_QUESTION
 from pipelines.evaluation.record import EpisodeRecord
 from pipelines.evaluation.record_files import read_records
 from pipelines.nightly import inbox
-from pipelines.nightly.ledger import Champion, ChampionChanged, Ledger
+from pipelines.nightly.ledger import NOBODY, Champion, ChampionChanged, Ledger
 from pipelines.nightly.promotion import (
     HeldOutRecords,
     PromotionDecision,
@@ -24,13 +26,17 @@ from pipelines.nightly.promotion import (
 )
 from pipelines.nightly.union import UnionPart, unite
 from pipelines.recipe import recipes
-from pipelines.recipe.config import Recipe, Source
+from pipelines.recipe.config import Benchmark, Recipe, Source
 from pipelines.stages import graph
 from pipelines.stages.context import LEAKAGE, QUARANTINE, examples
-from pipelines.stages.stage import StageResult, Step
+from pipelines.stages.stage import StageResult, Step, kind_of
 
+log = logging.getLogger(__name__)
 Walk = Callable[[Recipe, Store, Sequence[Step], str], list[StageResult]]
 CURATION = ("data", "test", "leakage", "synthesize", "filter", "gold_schema")
+# Stages of curation that there are for each set of held-out questions, by what is curated.
+BASE_FOR_EACH = ("test",)  # the recipe's own data: it may train on what a guard asks
+BATCH_FOR_EACH = ("test", "leakage")
 RETRAINING = ("filter", "gold_schema", "sft", "difficulty", "grpo")  # stages that are made on a union
 Keys = Mapping[str, str]  # names of finished stages -> their keys
 NOTHING_NEW: dict[str, Any] = {"decision": "nothing", "reason": "no new questions", "new": []}
@@ -96,7 +102,7 @@ def guards(name: str, overrides: Sequence[str], recipe: Recipe) -> dict[str, Rec
     guards = {}
     for include in recipe.nightly.guards:
         guard = recipes.load(name, [*overrides, f"include={include}"])
-        reason = _missing_questions(guard)
+        reason = _missing_questions(guard.benchmark)
         if reason:
             hint = "Run: sqltrain data add NAME PATH, and name local/NAME there."
             raise RecipeError(f"nightly.guards: {include}: {reason}", hint)
@@ -105,11 +111,11 @@ def guards(name: str, overrides: Sequence[str], recipe: Recipe) -> dict[str, Rec
     return guards
 
 
-def _missing_questions(guard: Recipe) -> str:
-    """Why a guard's questions cannot be read; "" if they are there, or on a server."""
-    if guard.benchmark.kind == "miniature":
+def _missing_questions(benchmark: Benchmark) -> str:
+    """Why a benchmark's questions cannot be read; "" if they are there, or on a server."""
+    if benchmark.kind == "miniature":
         return ""
-    path = str(guard.benchmark.path or "")
+    path = str(benchmark.path or "")
     if not path:
         return "no path to its questions"
     file = Path(path).expanduser()
@@ -118,15 +124,38 @@ def _missing_questions(guard: Recipe) -> str:
     return f"nothing is at {path}"
 
 
+def _with_all_held_out(recipe: Recipe, guard_recipes: Iterable[Recipe]) -> Recipe:
+    """The recipe with its guards' questions as further benchmarks, so that curation looks for them among new ones.
+
+    Of its own further benchmarks, by which no night decides, those whose questions are not there are left out with a
+    warning.
+    """
+    first, *others = recipe.data.test
+    benchmarks = [first]
+    for benchmark in others:
+        why = _missing_questions(benchmark)
+        if why:
+            warn_once(log, "new questions may ask what benchmark %s asks: %s", benchmark.name, why)
+        else:
+            benchmarks.append(benchmark)
+    for number, guard in enumerate(guard_recipes, 1):
+        # Its own name may be that of one of the recipe's.
+        benchmark = guard.benchmark.model_copy(update={"name": f"guard-{number}"})
+        benchmarks.append(benchmark)
+    data = recipe.data.model_copy(update={"test": tuple(benchmarks)})
+    return recipe.model_copy(update={"data": data})
+
+
 def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
     """Run one night, or the replay of a day's files, and return its line of the ledger.
 
-    Nothing is trained if the inbox holds nothing new; the replay of such a day leaves no line. A batch that breaks a
-    contract stops the night and is taken back: its rows are new again, so the mended and the good ones come with the
-    next night.
+    Nothing is trained if the inbox holds nothing new; the replay of such a day leaves no line. A new batch that breaks
+    a contract stops the night and is taken back: its rows are new again, so the mended and the good ones come with the
+    next night. A batch on which an earlier night decided stops it too, and stays.
     """
     recipe = context.recipe
-    guards(context.name, context.overrides, recipe)  # evaluated last: a mistake should not cost a training
+    guard_recipes = guards(context.name, context.overrides, recipe)  # a mistake in them should not cost a training
+    all_held_out = _with_all_held_out(recipe, guard_recipes.values())
     ledger = context.ledger
     with ledger.locked():
         inbox.freeze_batch(recipe.nightly, ledger.batches, day)
@@ -135,11 +164,11 @@ def run_night(context: NightContext, day: date | None = None) -> dict[str, Any]:
             return dict(NOTHING_NEW)
         if not fresh and ledger.incumbent(recipe.nightly.tier) is not None:
             return ledger.add("night", **NOTHING_NEW)
-        base = _curate(context, recipe, "base")
+        base = _curate(context, all_held_out, "base", BASE_FOR_EACH)
         batches = {}
         for path in ledger.usable():
             is_fresh = path in fresh
-            batches[path.name] = _admit(context, path, base, is_fresh)
+            batches[path.name] = _admit(context, all_held_out, path, base, is_fresh)
         challenger = _train_challenger(context, base, batches)
         curated = (base, *batches.values())
         return conclude(context, challenger, curated, fresh)
@@ -163,6 +192,8 @@ def _train_challenger(context: NightContext, base: Keys, batches: Mapping[str, K
                 context.check_finished(step)
     except DataError as error:
         undecided = context.ledger.undecided()
+        if not undecided:
+            raise
         raise _refuse_batches(context.ledger, undecided, error) from error
     finished = context.make(training, steps)
     training_stages = [name for name in graph.TRAINING if name in finished]
@@ -209,7 +240,9 @@ def _training_recipe(context: NightContext, start: Champion | None, data_key: st
         weights = context.store.folder(start.stage, start.key) / "model"
         model = model.model_copy(update={"source": str(weights)})
     difficulty = recipe.difficulty
-    if n_sources != len(recipe.data.rl):
+    # A champion's RL questions are of new batches alone, and these may be as many as the recipe's sources.
+    has_own_sources = start is None and n_sources == len(recipe.data.rl)
+    if not has_own_sources:
         difficulty = difficulty.model_copy(update={"explore_parts": ()})
     changes = {"stages": stages, "data": data, "model": model, "difficulty": difficulty}
     return recipe.model_copy(update=changes)
@@ -231,13 +264,14 @@ def conclude(
     names_of_fresh = [path.name for path in fresh]
     curated_stages: set[tuple[str, str]] = set()
     for keys in curated:
-        curated_stages.update(keys.items())
+        for name, key in keys.items():
+            curated_stages.add((kind_of(name), key))
     challenger_named = {"stage": challenger.stage, "key": challenger.key}
     while True:
         champion = ledger.incumbent(tier)
         withdrawn = ledger.withdrawn()
         champion_named = None
-        standing = ""
+        standing = NOBODY
         if champion is not None:
             withdrawn.discard(champion.key)  # a checkpoint that one tier rolled back may stand in the other
             champion_named = {"stage": champion.stage, "key": champion.key}
@@ -283,9 +317,22 @@ def _n_rows(batches: Sequence[Path]) -> int:
     return count
 
 
-def _curate(context: NightContext, recipe: Recipe, role: str) -> Keys:
+def _curation_steps(context: NightContext, recipe: Recipe, for_each: Collection[str]) -> list[Step]:
+    """The steps of a recipe's curated stages.
+
+    Args:
+        for_each: kinds of stages that each of its benchmarks has; the others are for the first alone.
+    """
+    among = set(CURATION)
+    for stage in graph.active(recipe):
+        if stage.kind in for_each:
+            among.add(stage.name)
+    return graph.plan(recipe, context.store, among=among)
+
+
+def _curate(context: NightContext, recipe: Recipe, role: str, for_each: Collection[str]) -> Keys:
     """The keys of a recipe's curated stages, each checked against its contract; finished ones are not walked again."""
-    steps = graph.plan(recipe, context.store, among=CURATION)
+    steps = _curation_steps(context, recipe, for_each)
     if not all(step.cached for step in steps):
         finished = context.make(recipe, steps, role)
         return {name: stage.key for name, stage in finished.items()}
@@ -294,22 +341,33 @@ def _curate(context: NightContext, recipe: Recipe, role: str) -> Keys:
     return {step.name: step.key for step in steps}
 
 
-def _admit(context: NightContext, batch: Path, base: Keys, is_fresh: bool) -> Keys:
-    """A batch's curated stages; rows of a fresh one that ask held-out questions are taken out of it first."""
+def _admit(context: NightContext, all_held_out: Recipe, batch: Path, base: Keys, is_fresh: bool) -> Keys:
+    """A batch's curated stages; rows that ask held-out questions are taken out of it first.
+
+    Args:
+        all_held_out: the recipe with all benchmarks whose questions are looked for.
+
+    Raises:
+        DataError: the batch cannot be used. A fresh one is taken back; one that a champion may have learned stays.
+    """
     # The batch stands in place of the training pools; the held-out questions stay the recipe's.
     questions = batch / inbox.QUESTIONS
     source = Source(kind="jsonl", path=str(questions))
-    data = context.recipe.data.model_copy(update={"sft": source, "rl": (source,)})
-    recipe = context.recipe.model_copy(update={"data": data})
+    data = all_held_out.data.model_copy(update={"sft": source, "rl": (source,)})
+    recipe = all_held_out.model_copy(update={"data": data})
     try:
-        keys = _curate(context, recipe, "batch")
+        keys = _curate(context, recipe, "batch", BATCH_FOR_EACH)
         if is_fresh:
             _check_drift(context, base, keys)
     except DataError as error:
-        steps = graph.plan(recipe, context.store, among=CURATION)
+        steps = _curation_steps(context, recipe, BATCH_FOR_EACH)
         repeats = _held_out_repeats(steps)
-        if is_fresh and inbox.set_held_out_aside(batch, repeats):
-            return _admit(context, batch, base, is_fresh)
+        if inbox.set_held_out_aside(batch, repeats):
+            return _admit(context, all_held_out, batch, base, is_fresh)
+        if not is_fresh:
+            problem = f"the batch {batch.name}, on which an earlier night decided, cannot be used any more"
+            hint = f"If its databases were moved, put them back; to go on without it, remove {batch}"
+            raise DataError(f"{problem}: {error.message}", f"{error.hint} {hint}".strip()) from error
         bad_rows = _quarantine(context.store, steps[0])
         raise _refuse_batches(context.ledger, [batch], error, bad_rows) from error
     return keys
@@ -335,12 +393,12 @@ def _held_out_repeats(steps: Sequence[Step]) -> dict[str, str]:
     """Rows of a batch that ask a held-out question of the same database: id -> the held-out question's."""
     repeats = {}
     for step in steps:
-        if step.name not in ("data", "leakage"):
+        if step.kind not in ("data", "leakage"):
             continue
         report = read_json(step.folder / LEAKAGE)
         for pool in report.values():
             for leak in pool["leaks"]:
-                if leak["same_database"]:
+                if leak["same_database"] and leak["kind"] in SAME_QUESTION:
                     repeats[leak["train"]] = leak["held_out"]
     return repeats
 

@@ -66,10 +66,13 @@ def pull_stages(store: Store, url: str, names: Sequence[str], say: Say) -> None:
                 continue
         title = "/".join(name)
         try:
-            remote.pull(store, *name)
+            is_fetched = remote.pull(store, *name)
         except DataError as error:
             failures.append(error)
             say(f"not pulled: {title}: {error.message}")
+            continue
+        if not is_fetched:
+            say(f"{title} is there: another run made it meanwhile")
             continue
         pulled += 1
         say(f"pulled {title}")

@@ -7,7 +7,7 @@ batches. A union only joins finished rows; its key is made of theirs.
 import json
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from typing import Any
 import polars as pl
 
 from pipelines.core import frames
-from pipelines.core.files import digest, write_json
+from pipelines.core.files import digest, read_json_lines, write_json, write_lines
 from pipelines.core.registry import DIALECTS
 from pipelines.core.store import Store
 from pipelines.stages.context import QUARANTINE, TRAINED
 from pipelines.stages.leakage_stage import note_leakage
 
-VERSION = 2
+VERSION = 3
 HELD_OUT = ("dev",)
 PARTS = "parts"  # the folder of a union with links to the folders of its databases
 
@@ -74,10 +74,14 @@ def unite(store: Store, parts: Sequence[UnionPart], replay: float | None, seed: 
 
 
 def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[UnionPart]) -> None:
-    """Questions of all parts; each part's databases stay where they are, behind a link."""
+    """Questions of all parts, and the rows of the same pools that they set aside.
+
+    Each part's databases stay where they are, behind a link.
+    """
     (folder / PARTS).mkdir(exist_ok=True)
     is_rl = pl.col("pool") == "rl"
     frames_of_parts: list[pl.LazyFrame] = []
+    rejected: list[dict[str, Any]] = []
     n_sources = 0  # sources of the RL pool: each keeps a number of its own
     for index, (part, source) in enumerate(zip(parts, folders, strict=True)):
         link = folder / PARTS / str(index)
@@ -88,6 +92,7 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
             pools += HELD_OUT
         if part.fresh:
             pools.append("rl")
+        rejected += _rejected_questions(source, pools, index)
         frame = _scan(source)
         is_taken = pl.col("pool").is_in(pools)
         frame = frame.filter(is_taken)
@@ -103,7 +108,7 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
     questions = pl.concat(frames_of_parts, how="diagonal_relaxed")
     questions.sink_parquet(folder / frames.DATA, **frames.LAYOUT)
     note_leakage(folder)
-    _join_quarantines(folder, folders)
+    write_lines(folder / QUARANTINE, rejected)
     pool_column = frames.read(folder / frames.DATA, "pool")["pool"]
     metrics: dict[str, float] = {}
     for pool in (*TRAINED, *HELD_OUT):
@@ -112,6 +117,13 @@ def _join_questions(folder: Path, folders: Sequence[Path], parts: Sequence[Union
     metrics["parts"] = len(parts)
     metrics["rl_sources"] = n_sources
     write_json(folder / "metrics.json", metrics)
+
+
+def _rejected_questions(folder: Path, pools: Sequence[str], index: int) -> Iterator[dict[str, Any]]:
+    """The rows of some pools that a part set aside, each named by its part too: a batch names them by line alone."""
+    for row in read_json_lines(folder / QUARANTINE):
+        if row["pool"] in pools:
+            yield {**row, "row": f"{PARTS}/{index}/{row['row']}"}
 
 
 def _scan(folder: Path) -> pl.LazyFrame:
@@ -164,7 +176,7 @@ def _join_demonstrations(
     demonstrations = pl.concat(selected, how="diagonal_relaxed")
     demonstrations.sink_parquet(folder / frames.DATA, **frames.LAYOUT)
     n_kept = n_fresh + n_replayed
-    n_rejected = _join_quarantines(folder, folders)
+    n_rejected = _join_rejected_demonstrations(folder, folders)
     acceptance = n_kept / max(1, n_kept + n_rejected)
     write_json(folder / "metrics.json", {"kept": n_kept, "acceptance": acceptance})
 
@@ -180,8 +192,8 @@ def _join_gold_schemas(folder: Path, folders: Sequence[Path]) -> None:
     write_json(folder / "metrics.json", {"examples": frame.height, "agreement": agreement})
 
 
-def _join_quarantines(folder: Path, folders: Sequence[Path]) -> int:
-    """Write the rows that all parts set aside, in order, and return how many there are."""
+def _join_rejected_demonstrations(folder: Path, folders: Sequence[Path]) -> int:
+    """Write the demonstrations that all parts set aside, in order, and return how many there are."""
     count = 0
     with (folder / QUARANTINE).open("wb") as out:
         for source in folders:

@@ -62,6 +62,20 @@ def test_rows_get_names_of_their_own_and_databases_stay_within_reach(tmp_path, c
     assert not (batch / "gone.sqlite").exists()
 
 
+def test_a_row_is_found_by_the_id_that_a_reader_of_its_batch_gives_it(tmp_path, collected):
+    """A reader strips the blanks around an id: a person's file has them behind a comma."""
+    rows = [{**ROW, "id": " 7 "}, {**ROW, "id": "8"}, {**ROW, "id": " \t"}]
+    write(tmp_path / "inbox" / " a.jsonl", *rows)
+    build_database(tmp_path / "inbox" / "shop.sqlite", "CREATE TABLE t (a)")
+    batch = collected()
+    loaded = base.read(Source(kind="jsonl", path=str(batch / QUESTIONS)), 0, tmp_path / "stage")
+    first, second, third = [example.id for example in loaded.examples]
+    assert [row["id"] for row in lines(batch)] == [first, second, third]
+    assert [id.rpartition("-")[0] for id in (first, second, third)] == ["7", "8", "a"]
+    assert set_held_out_aside(batch, {first: "t1", third: "t2"})
+    assert [row["id"] for row in lines(batch)] == [second]
+
+
 def test_a_line_that_is_no_json_is_passed_on_for_the_data_stage_to_set_aside(tmp_path, collected):
     write(tmp_path / "inbox" / "a.jsonl", ROW, '{"question": "half')
     batch = collected()

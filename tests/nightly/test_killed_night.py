@@ -25,6 +25,8 @@ from tasks.run import Tracker
 from tests.evaluation.evaluation_world import RECORD
 from tests.nightly import farms
 
+CHECK = contracts.check  # the real one: most nights here have none
+
 
 class Killed(BaseException):
     """As kill -9: no handler of errors sees it, and the locks of the process are free afterwards."""
@@ -69,8 +71,11 @@ def recipe(tmp_path, monkeypatch):
     return recipes.load("miniature", farms.overrides(tmp_path, base))
 
 
-def a_night(recipe, store, before=lambda last, role: None, day=None):
-    """A night, or a day's replay; `before` is called with the last stage and the role of each part that it makes."""
+def a_night(recipe, store, before=lambda last, role: None, day=None, words=()):
+    """A night, or a day's replay; `before` is called with the last stage and the role of each part that it makes.
+
+    Guards are read with the overrides `words`.
+    """
 
     def walk(part, at, steps, role):
         before(steps[-1].name, role)
@@ -78,7 +83,7 @@ def a_night(recipe, store, before=lambda last, role: None, day=None):
             tracker.recorder.off = True
             return terminal.walk(part, at, steps, role, progress=Silent(), tracker=tracker)
 
-    return run_night(NightContext("miniature", (), recipe, store, walk, contracts.check), day)
+    return run_night(NightContext("miniature", words, recipe, store, walk, contracts.check), day)
 
 
 def test_past_days_are_replayed_in_order_each_once_and_a_killed_replay_goes_on(tmp_path, recipe):
@@ -176,6 +181,82 @@ def test_a_night_of_staging_begins_with_the_champion_of_prod_and_leaves_it_there
     assert champions == [row["challenger"]["key"] for row in (first, line)]
 
 
+def test_a_champion_that_comes_while_the_first_night_of_prod_is_at_work_is_compared_with(tmp_path, recipe):
+    """A person promotes staging's champion, which answers 4 of 12, while the second training, with 8, is evaluated."""
+    store = Store(tmp_path / "store")
+    book = Ledger(store, "miniature")
+    staging = recipe.model_copy(update={"nightly": recipe.nightly.model_copy(update={"tier": "staging"})})
+    first = a_night(staging, store)
+    farms.questions(tmp_path / "inbox", "new.jsonl", farms.named("n", 2), [0, 1])
+    promoted = []
+
+    def promote(last, role):
+        if (last, role) == ("evaluate_sft", "") and not promoted:
+            promoted.append(book.promote())
+
+    line = a_night(recipe, store, promote)
+    assert line["champion"] == first["challenger"]
+    assert line["reason"].startswith("better: 33.3 to 66.7 % of 12 questions")
+
+
+def test_a_night_without_new_rows_takes_nothing_back(tmp_path, recipe, monkeypatch):
+    """Prod has no champion yet and staging's batch is decided: the union breaks its contract, and the night fails."""
+    store = Store(tmp_path / "store")
+    staging = recipe.model_copy(update={"nightly": recipe.nightly.model_copy(update={"tier": "staging"})})
+    farms.questions(tmp_path / "inbox", "new.jsonl", farms.named("n", 2), [0, 1])
+    a_night(staging, store)
+
+    def refuse(result, recipe):
+        if (result.folder / "parts").is_dir():
+            raise DataError("the union breaks its contract", "Mend the rows.")
+
+    monkeypatch.setattr(contracts, "check", refuse)
+    with pytest.raises(DataError) as caught:
+        a_night(recipe, store)
+    assert str(caught.value) == "the union breaks its contract. Mend the rows."
+    assert [row["decision"] for row in Ledger(store, "miniature").lines()] == ["promoted"]
+
+
+def test_an_exploration_set_by_parts_is_drawn_from_the_recipes_own_sources_alone(tmp_path, recipe, monkeypatch):
+    """Its numbers are those of the SFT pool and of one RL source; a new batch is one source too, and not that one."""
+    by_parts = recipe.difficulty.model_copy(update={"explore": 2, "explore_parts": (1, 1)})
+    recipe = recipe.model_copy(update={"difficulty": by_parts})
+    store, parts, walk = Store(tmp_path / "store"), [], terminal.walk
+
+    def noted(part, at, steps, role, **more):
+        if (steps[-1].name, role) == ("sft", ""):
+            parts.append(part.difficulty.explore_parts)
+        return walk(part, at, steps, role, **more)
+
+    monkeypatch.setattr(terminal, "walk", noted)
+    a_night(recipe, store)
+    farms.questions(tmp_path / "inbox", "new.jsonl", farms.named("n", 2), [0, 1])
+    a_night(recipe, store)
+    assert parts == [(1, 1), ()]
+
+
+def test_a_batch_that_was_decided_on_stays_when_its_databases_are_gone(tmp_path, recipe):
+    """The night fails, whatever else is new, until they are back or the batch is removed."""
+    store = Store(tmp_path / "store")
+    book = Ledger(store, "miniature")
+    farms.questions(tmp_path / "inbox", "old.jsonl", ["n00"], [0, 1])
+    (old,) = a_night(recipe, store)["learned"]
+    (tmp_path / "inbox" / "n00.sqlite").rename(tmp_path / "n00.sqlite")
+    farms.questions(tmp_path / "inbox", "new.jsonl", ["n01"], [0, 1])
+    with pytest.raises(DataError) as caught:
+        a_night(recipe, store)
+    message = str(caught.value)
+    assert message.startswith(f"the batch {old}, on which an earlier night decided, cannot be used any more: ")
+    assert "pool sft: 2 of 2 rows of the jsonl source are bad" in message
+    assert message.endswith(f"put them back; to go on without it, remove {book.batches / old}")
+    assert "new again" not in message
+    assert [row["decision"] for row in book.lines()] == ["promoted"]
+    assert not (book.folder / "refused").exists()
+    (tmp_path / "n00.sqlite").rename(tmp_path / "inbox" / "n00.sqlite")
+    line = a_night(recipe, store)
+    assert (line["decision"], line["learned"]) == ("promoted", (old, *line["new"]))
+
+
 BROKEN = "SELECT size FROM nowhere"
 
 
@@ -199,23 +280,64 @@ def test_after_mending_the_bad_rows_all_rows_come_again(tmp_path):
 
 
 def test_rows_that_ask_what_is_held_out_take_no_part_and_the_others_go_on(tmp_path):
-    """A person has confirmed an answer to a test question: the batch is learned without that row, once."""
+    """A person has confirmed an answer to a test question: the batch is learned without that row, once.
+
+    A question of the same shape that asks for more rows is another one, and stays.
+    """
     base = farms.questions(tmp_path / "base", "base.jsonl", farms.named("b", 2), [0, 1])
     recipe = recipes.load("miniature", [*farms.overrides(tmp_path, base), "sft.epochs=1"])
     store, book = Store(tmp_path / "store"), Ledger(Store(tmp_path / "store"), "miniature")
     file = farms.questions(tmp_path / "inbox", "new.jsonl", farms.named("n", 4), [2, 3])
     held = tmp_path / "held" / "t00.sqlite"
-    question, sql = farms.FAMILIES[1]
-    row = {"id": "confirmed", "question": question, "database": str(held), "sql": sql}
-    file.write_text(file.read_text() + json.dumps(row) + "\n")
+    add_row(file, held, 1, "confirmed")
+    alike = {"question": "name the two oldest farms .", "sql": "SELECT name FROM farm ORDER BY built LIMIT 2"}
+    file.write_text(file.read_text() + json.dumps({**alike, "database": str(held)}) + "\n")
     a_night(recipe, store)
     (batch,) = book.batches.glob("[0-9]*")
     (gone,) = [json.loads(line) for line in (batch / "held_out.jsonl").read_text().splitlines()]
     assert gone["id"].startswith("confirmed")
-    assert len((batch / "questions.jsonl").read_text().splitlines()) == 8
+    assert len((batch / "questions.jsonl").read_text().splitlines()) == 9
     (line,) = book.lines()
-    assert (line["decision"] != "refused", line["rows"], line["held_out"]) == (True, 9, 1)
+    assert (line["decision"] != "refused", line["rows"], line["held_out"]) == (True, 10, 1)
     assert inbox.freeze_batch(recipe.nightly, book.batches) is None
+
+
+def add_row(file, database, family, id=None):
+    """Add a row that asks a family of a database to a file of questions."""
+    question, sql = farms.FAMILIES[family]
+    row = {"id": id, "question": question, "database": str(database), "sql": sql}
+    with file.open("a", encoding="utf-8") as rows:
+        rows.write(json.dumps(row) + "\n")
+
+
+def test_rows_that_ask_what_a_guard_or_a_further_benchmark_asks_take_no_part_either(tmp_path, recipe, monkeypatch):
+    """Also those that were learned before the guard came; the recipe's own questions may be a guard's."""
+    monkeypatch.setattr(contracts, "check", CHECK)
+    local = tmp_path / "conf" / "local"
+    local.mkdir(parents=True)
+    monkeypatch.setattr(recipes, "LOCAL", local)
+    guard = farms.questions(tmp_path / "guard", "guard.jsonl", ["g00"], [0, 1])
+    add_row(guard, tmp_path / "base" / "b00.sqlite", 0)
+    (local / "guard.yaml").write_text(f"data: {{test: [{{kind: jsonl, split: test, path: {guard}}}]}}\n")
+    further = farms.questions(tmp_path / "further", "further.jsonl", ["f00"], [0, 1])
+    store, book = Store(tmp_path / "store"), Ledger(Store(tmp_path / "store"), "miniature")
+    inbox_file = farms.questions(tmp_path / "inbox", "old.jsonl", ["n00"], [2, 3])
+    add_row(inbox_file, tmp_path / "guard" / "g00.sqlite", 0, "guarded")
+    a_night(recipe, store)
+    inbox_file = farms.questions(tmp_path / "inbox", "new.jsonl", ["n01"], [2, 3])
+    add_row(inbox_file, tmp_path / "guard" / "g00.sqlite", 1, "guarded too")
+    add_row(inbox_file, tmp_path / "further" / "f00.sqlite", 0, "further")
+    first = f"{{kind: jsonl, path: {tmp_path / 'held' / 'test.jsonl'}, split: test}}"
+    others = [f"{{name: {path.stem}, kind: jsonl, path: {path}}}" for path in (further, tmp_path / "gone.jsonl")]
+    words = farms.overrides(tmp_path, tmp_path / "base" / "base.jsonl")
+    words += [f"data.test=[{', '.join([first, *others])}]", "nightly.guards=[local/guard]"]
+    line = a_night(recipes.load("miniature", words), store, words=words)
+    old, new = book.batch_folders()
+    set_aside = [[id.rpartition("-")[0] for id in inbox.held_out_rows(batch)] for batch in (old, new)]
+    assert set_aside == [["guarded"], ["further", "guarded too"]]
+    assert [len((batch / inbox.QUESTIONS).read_text().splitlines()) for batch in (old, new)] == [2, 2]
+    assert (line["decision"], line["held_out"], line["learned"]) == ("promoted", 2, (old.name, new.name))
+    assert all(store.has(stage, key) for stage, key in line["stages"])  # gc keeps them by these names
 
 
 @pytest.fixture

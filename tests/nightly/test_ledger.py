@@ -9,7 +9,8 @@ from pipelines.core.errors import DataError, ResourceError
 from pipelines.core.store import Store
 from pipelines.core.store_remote import Remote
 from pipelines.nightly import inbox, ledger_remote
-from pipelines.nightly.ledger import ChampionChanged, Ledger, NightInProgress, ledgers
+from pipelines.nightly.ledger import NOBODY, ChampionChanged, Ledger, NightInProgress, ledgers
+from pipelines.nightly.store_status import store_status
 from pipelines.recipe import recipes
 from pipelines.recipe.config import Nightly
 from pipelines.stages import train
@@ -140,6 +141,57 @@ def test_a_line_about_a_champion_that_has_left_is_not_written(tmp_path):
     with pytest.raises(ChampionChanged):
         ledger(tmp_path / "without").add("night", standing="k2", decision="kept")
     assert [row["event"] for row in book.lines()] == ["night", "night", "rollback"]
+
+
+def test_a_line_decided_without_a_champion_is_not_written_beside_one_that_came_meanwhile(tmp_path):
+    """A person promotes from staging while the first night of prod is at work."""
+    book = ledger(tmp_path)
+    make(tmp_path, "k1")
+    night(book, "promoted", "k1", tier="staging")
+    assert book.incumbent("prod") is None
+    book.promote()
+    with pytest.raises(ChampionChanged, match="another champion of farms stands by now"):
+        night(book, "promoted", "k2", standing=NOBODY)
+    night(book, "refused")  # it is about no champion
+    assert book.champion().key == "k1"
+    other = ledger(tmp_path / "other")
+    night(other, "promoted", "k3", standing=NOBODY)
+    assert other.champion().key == "k3"
+
+
+DECIDED = {"at": "2026-11-01T02:00:00Z", "reason": "", "new": []}
+MADE = {"challenger": {"stage": "sft", "key": "k1"}, "learned": []}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"event": "party", "at": "2026-11-01T02:00:00Z"},
+        {"event": ["night"]},
+        {"event": "night", **DECIDED},
+        {"event": "night", "decision": "kept", **DECIDED, "at": None},
+        {"event": "night", "decision": "kept", "at": "2026-11-01T02:00:00Z", "new": []},
+        {"event": "night", "decision": "kept", "at": "2026-11-01T02:00:00Z", "reason": ""},
+        {"event": "night", "decision": "kept", **DECIDED, "new": "0001-a"},
+        {"event": "night", "decision": "kept", **DECIDED, "new": [["0001-a"]]},
+        {"event": "night", "decision": "better", **DECIDED},
+        {"event": "night", "decision": "kept", **DECIDED, "numbers": []},
+        {"event": "night", "decision": "kept", **DECIDED, "challenger": {"stage": "sft"}},
+        {"event": "night", "decision": "promoted", **DECIDED, "learned": []},
+        {"event": "promotion", "decision": "promoted", **DECIDED, "challenger": {"stage": "sft", "key": "k1"}},
+        {"event": "promotion", **DECIDED, **MADE},
+        {"event": "rollback", "at": "2026-11-01T02:00:00Z", "to": "k1"},
+        {"event": "rollback", "at": "2026-11-01T02:00:00Z", "from": "k1"},
+    ],
+)
+def test_a_line_without_the_fields_of_its_event_is_damage_and_no_traceback(tmp_path, line):
+    book = ledger(tmp_path)
+    night(book, "promoted", "k1")
+    with (book.folder / "ledger.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    for read in (book.champions, book.withdrawn, lambda: store_status(Store(tmp_path))):
+        with pytest.raises(DataError, match=r"ledger\.jsonl is damaged: a line is not one of a ledger\. Mend it"):
+            read()
 
 
 def collected(tmp_path, store, kind):
@@ -343,6 +395,7 @@ def test_a_pull_does_not_write_through_a_link_in_the_place_of_its_own_file(tmp_p
         '{"event": "night"}',
         '{"event": "night", "decision": "promoted", "learned": [], "new": []}',
         '{"event": "night", "decision": "promoted", "learned": [], "new": [], "challenger": {"stage": "..", "key": 0}}',
+        '{"event": "night", "at": "", "reason": "", "decision": "kept", "new": [[]]}',
         '{"event": "rollback"}',
     ],
 )

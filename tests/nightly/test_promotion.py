@@ -26,6 +26,7 @@ from pipelines.recipe.config import Nightly
 from pipelines.stages import graph, stage_making
 from pipelines.stages.context import Silent, examples, rows_of, trajectories
 from pipelines.stages.stage import StageResult
+from tasks import checks
 from tests.evaluation.evaluation_world import RECORD
 from tests.nightly import farms
 
@@ -138,7 +139,7 @@ def test_drift_sees_other_levels_and_other_lengths_but_nothing_in_a_handful():
 
 
 def curated(store, recipe):
-    steps = graph.plan(recipe, store, "gold_schema")
+    steps = graph.plan(recipe, store, among=("data", "synthesize", "filter", "gold_schema"))
     return {step.name: stage_making.execute(step, recipe, store, Silent(), steps).key for step in steps}
 
 
@@ -191,6 +192,38 @@ def test_each_source_of_the_rl_pool_keeps_a_number_of_its_own(parts):
 @pytest.mark.parametrize(("replay", "kept"), [(None, 12), (0.0, 4), (0.5, 6), (1.0, 8), (9.0, 12)])
 def test_old_demonstrations_are_replayed_by_the_number_of_new_ones(parts, replay, kept):
     assert frames.read(united(parts, [False, True], replay)["filter"] / DATA).height == kept
+
+
+def test_a_row_that_was_set_aside_is_in_a_union_once_under_a_name_of_its_own(tmp_path):
+    """A bad dev row, which each part reads again, and a row without a database in line 2 of two batches alike.
+
+    The rows of batch 1 that no RL question is drawn from any more would count against the few of batch 2.
+    """
+    store = Store(tmp_path / "store")
+    path = farms.questions(tmp_path / "base", "base.jsonl", ["b00"], [0, 1])
+    words = [*farms.overrides(tmp_path, path), "stages=[data, sft]", "data.max_bad_share=0.5"]
+    farms.questions(tmp_path / "held", "dev.jsonl", ["d00"], range(6), poison=["SELECT size FROM nowhere"])
+    made = [curated(store, recipes.load("miniature", words))]
+    for name in ("n00", "n01"):
+        file = farms.questions(tmp_path / name, "questions.jsonl", [name], [0, 1, 2])
+        rows = [{**json.loads(row), "id": f"{name}-{n}"} for n, row in enumerate(file.read_text().splitlines())]
+        rows[1]["database"] = "gone.sqlite"
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        source = f"{{kind: jsonl, path: {file}}}"
+        batch = recipes.load("miniature", [*words, f"data.sft={source}", f"data.rl=[{source}]"])
+        made.append(curated(store, batch))
+    parts = [UnionPart(keys, fresh) for keys, fresh in zip(made, [False, False, True], strict=True)]
+    folder = store.folder("data", unite(store, parts, None, seed=0)["data"])
+    rows = checks.example_rows(folder)
+    assert rows["row"].is_unique().all()
+    assert rows.height == 2 + 2 + 2 + 2 + 5 + 4  # sft of three parts, rl of the fresh one, dev; the rows set aside
+    rejected = rows.filter(rows["rejected"].is_not_null())
+    assert rejected["row"].to_list() == [
+        "dev/parts/0/dev_1",
+        "sft/parts/1/questions.jsonl:2",
+        "sft/parts/2/questions.jsonl:2",
+        "rl/parts/2/questions.jsonl:2",
+    ]
 
 
 TEST = [

@@ -5,9 +5,13 @@ import warnings
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
+from flows.prefect.remote import run_elsewhere
+from pipelines.core.errors import DataError
 from pipelines.core.store import Store
 from pipelines.nightly.ledger import Ledger
+from pipelines.recipe import recipes
 from tests.nightly import farms
 from tests.services.conftest import end
 
@@ -82,6 +86,24 @@ def test_the_first_night_makes_a_champion_on_the_gpu_pool(nights):
     assert (elsewhere["work_pool_name"], elsewhere["state"]["type"]) == ("gpu", "COMPLETED")
     assert {name.partition("/")[0] for name in line["made"]} >= {"model", "sft", "evaluate_sft"}
     assert nights.aliases() == {"champion": line["challenger"]["key"], "challenger": line["challenger"]["key"]}
+
+
+def test_a_breach_on_the_gpu_pool_comes_back_as_one(nights):
+    """A batch is refused for it; any other error leaves it for the next night."""
+    poisoned = farms.questions(
+        nights.folder / "base", "poisoned.jsonl", farms.named("b", 20), [0, 1], ["SELECT 1 FROM x"]
+    )
+    recipe = recipes.load("miniature", [*nights.overrides, f"data.sft.path={poisoned}", "data.max_bad_share=0"])
+    parameters = {"name": "miniature", "recipe": recipe.model_dump(mode="json"), "store": str(nights.store)}
+    known = {"PREFECT_API_URL": PREFECT_API_URL, "PREFECT_API_AUTH_STRING": PREFECT_API_AUTH_STRING}
+    settings = {setting: nights.site.environment[name] for name, setting in known.items()}
+    worker = nights.site.start("gpu-worker")
+    try:
+        with temporary_settings(settings), pytest.raises(DataError, match=r"1 of 40 rows.* See its flow run"):
+            run_elsewhere("make/gpu", {**parameters, "given": {}, "stages": ["data"]}, print)
+    finally:
+        end(worker)
+    assert nights.site.newest_run("make")["state"]["name"] == "Refused"
 
 
 def test_a_better_night_is_promoted_for_work_on_new_questions_alone(nights):

@@ -431,7 +431,7 @@ def test_a_promotion_and_a_rollback_are_picked_up_without_a_restart(tmp_path, mo
     def promote(key, tier="prod"):
         store.make("grpo", key, lambda folder: None, {}, lambda: None)
         made = {"stage": "grpo", "key": key}
-        ledger.add("night", decision="promoted", challenger=made, learned=[], new=[], tier=tier)
+        ledger.add("night", decision="promoted", reason="", challenger=made, learned=[], new=[], tier=tier)
 
     async def until(served, key):
         async with asyncio.timeout(20):
