@@ -320,10 +320,12 @@ def _parts(registry: Registry[Any]) -> Iterator[str]:
 
 
 def _recipe_key(field: str) -> str:
-    """A field of a registry as recipes write it: a stage sees one of the benchmarks that `data.test` lists."""
+    """A field of a registry as recipes write it: a stage sees one of the benchmarks that `data.test` lists, such as the
+    first.
+    """
     section, _, rest = field.replace(".*", "").partition(".")
     if section == "benchmark":
-        section = "data.test"
+        section = "data.test.0"
     return f"{section}.{rest}"
 
 

@@ -71,7 +71,7 @@ def invent(
 
 @app.command()
 def review(
-    questions: Annotated[str, typer.Argument(help="A JSONL file of questions; with --data, a recipe.")],
+    questions: Annotated[str, typer.Argument(help="A JSONL or CSV file of questions; with --data, a recipe.")],
     overrides: Overrides = None,
     database: Annotated[
         str | None, typer.Option(help="The database of all questions: a file, an address, or a name of databases/.")

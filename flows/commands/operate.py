@@ -74,7 +74,7 @@ def nightly(
 
       sqltrain nightly miniature --deployment retrain/nightly
 
-      sqltrain nightly miniature --since 2026-11-01
+      sqltrain nightly miniature nightly.inbox=~/questions --since 2026-11-01
 
     """
     words, _ = split_store(overrides, store_folder)

@@ -274,7 +274,10 @@ def write(path: Path, card: DatabaseCard) -> None:
 
 
 def merge_cards(fresh: DatabaseCard, old: DatabaseCard) -> DatabaseCard:
-    """A catalogue that was read again, with the edits of the old card: nothing that was hidden comes back."""
+    """A catalogue that was read again, with the edits of the old card.
+
+    Nothing that was hidden comes back, nor do the example values of a column from which a person took them out.
+    """
     tables = dict(fresh.tables)
     for old_name, table in old.tables.items():
         name = _renewed_name(old_name, old.tables, fresh.tables, fresh.engine)
@@ -300,7 +303,8 @@ def _merge_columns(fresh: TableCard, old: TableCard, engine: EngineName) -> dict
         name = _renewed_name(old_name, old.columns, columns, engine)
         if name is not None:
             edited = _edited(columns[name], entry)
-            if old_name in hidden:
+            had_values_taken_out = bool(old.rows) and not entry.values
+            if old_name in hidden or had_values_taken_out:
                 edited = edited.model_copy(update={"values": ()})
             columns[name] = edited
         elif old_name in hidden:

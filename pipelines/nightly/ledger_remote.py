@@ -110,7 +110,10 @@ def pull_nights(remote: Remote, store: Store, say: Say) -> None:
             continue
         if PLAIN_NAME.fullmatch(recipe):
             ledger = Ledger(store, recipe)
-            _pull_recipe(remote, recipe, ledger, sizes, say)
+            try:
+                _pull_recipe(remote, recipe, ledger, sizes, say)
+            except NightInProgress:
+                say(f"not pulled: the nights of {recipe}, of which one is at work; pull again when it is over")
         else:
             say(f"not pulled: the nights of {recipe!r}, whose name is not of letters, digits, '.', '@', '_' and '-'")
 

@@ -417,8 +417,8 @@ class ProtocolSection(Section):
     observation_chars: Positive | None = 8000
     # part of the schema in the prompt.
     schema_view: Literal["full", "names", "hidden", "prefill", "filtered"] = "full"
-    schema_values: Count = 0  # example values shown beside each column.
-    # meanings of tables and columns in the prompt, if the source has them.
+    schema_values: Count = 0  # example values shown beside each column; those of a database card are shown anyway.
+    # meanings of tables and columns in the prompt, if the source has them; those of a card are shown anyway.
     schema_descriptions: bool = False
     # form of the schema in the prompt: CREATE TABLE statements, or a line for each table and each join, of half the
     # tokens.

@@ -126,6 +126,22 @@ def test_no_value_of_what_is_hidden_is_told_or_written_by_a_second_look(tmp_path
     assert tables["person"].columns["kind"].values == ("x",)
 
 
+def test_example_values_that_were_taken_out_stay_out(shop, sqltrain):
+    """The tutorial takes them out, for a tiny model reads short prompts only; a table that was empty has them anew."""
+    sqltrain.ok("connect", "shop.sqlite")
+    place = Path("databases/shop.yaml")
+    known = yaml.safe_load(place.read_text(encoding="utf-8"))
+    known["tables"]["customer"]["columns"]["city"].pop("values")
+    known["tables"]["purchase"]["rows"] = 0
+    known["tables"]["purchase"]["columns"]["status"].pop("values")
+    place.write_text(yaml.safe_dump(known), encoding="utf-8")
+    sqltrain.ok("connect", "shop")
+    tables = card.read(place).tables
+    assert tables["customer"].columns["city"].values == ()
+    assert tables["customer"].columns["id"].values == (1, 2, 3)
+    assert tables["purchase"].columns["status"].values == (1, 2)
+
+
 def test_no_hidden_value_comes_back_through_a_view_or_another_spelling(tmp_path, sqltrain, monkeypatch):
     """A view shows it under another name, a generated column holds a part of it, and a column is spelt anew."""
     monkeypatch.chdir(tmp_path)

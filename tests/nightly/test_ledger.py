@@ -321,6 +321,20 @@ def test_a_batch_is_pushed_only_when_a_night_has_decided_on_it(tmp_path, here, r
     assert remote.read(f"nightly/farms/batches/{batch.name}/rows.json") == (batch / "rows.json").read_bytes()
 
 
+def test_nights_are_not_pulled_over_one_that_is_at_work(tmp_path, here, remote):
+    Ledger(here, "farms").add("night", decision="nothing", reason="", new=[])
+    Ledger(here, "fields").add("night", decision="nothing", reason="", new=[])
+    ledger_remote.push_nights(remote, here, lambda line: None)
+    there = Store(tmp_path / "there")
+    said = []
+    with Ledger(there, "farms").locked():
+        ledger_remote.pull_nights(remote, there, said.append)
+    assert said == [
+        "not pulled: the nights of farms, of which one is at work; pull again when it is over",
+        "nights of fields: 1 pulled",
+    ]
+
+
 def test_rows_that_a_night_left_out_replace_those_that_travelled_before_it(tmp_path, here, remote):
     batch, there = collected(tmp_path, here, "m"), Store(tmp_path / "there")
     content = (batch / inbox.QUESTIONS).read_bytes()
