@@ -1372,8 +1372,8 @@ FAULTS: dict[str, dict[str, list[Fault]]] = {  # by names of test files and by p
         "nightly/ledger.py::Ledger.add": [
             Fault(
                 "a champion that changed meanwhile overwritten",
-                "champion is None or champion.key != standing",
-                "champion is not None and champion.key != standing",
+                "standing_now != standing",
+                "champion is not None and standing_now != standing",
             ),
         ],
         "nightly/union.py::_join_demonstrations": [

@@ -113,7 +113,7 @@ def selection_frame(examples: Sequence[Example]) -> pl.DataFrame:
     columns = {
         "id": [example.id for example in examples],
         "hardness": [example.hardness for example in examples],
-        "interaction": [example.annotations.interaction for example in examples],
+        "interaction": [example.meta.get("interaction") for example in examples],
     }
     return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 

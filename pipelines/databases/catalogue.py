@@ -12,7 +12,7 @@ from pipelines.databases.card import ColumnCard, DatabaseCard, Reference, TableC
 from pipelines.databases.named import OpenableDatabase, hidden_parts, why_unreachable
 from pipelines.sql.dialects.dialect import Role
 from pipelines.sql.engine import Limits, SqlEngine
-from pipelines.sql.schema import Column, Schema, Table, introspect, read_comments
+from pipelines.sql.schema import Schema, Table, introspect, read_comments
 
 # Findings about a database that mislead an agent: no keys, codes, several ways to write a date, cryptic names, empty
 # tables; and columns that look like personal data. They come from names and a few rows, so a finding is a reason to
@@ -268,7 +268,7 @@ def _sample_tables(named: OpenableDatabase, schema: Schema) -> TablesRead:
             tables = schema.tables[start : start + AT_ONCE]
             jobs = []
             for table in tables:
-                jobs.append((database, _sampling(schema, table, table.columns)))
+                jobs.append((database, schema.rows_query(table, table.columns, LIMITS.max_rows)))
                 jobs.append((database, f"SELECT count(*) FROM {schema.written(table.name)}"))
             results = sql.execute_many(jobs)
             if all(result.status is ExecutionStatus.UNAVAILABLE for result in results):
@@ -285,15 +285,9 @@ def _sample_tables(named: OpenableDatabase, schema: Schema) -> TablesRead:
     return tables_read
 
 
-def _sampling(schema: Schema, table: Table, columns: Sequence[Column]) -> str:
-    """A query of some rows of a table."""
-    names = ", ".join(schema.quoted(column.name) for column in columns)
-    return f"SELECT {names} FROM {schema.written(table.name)} LIMIT {LIMITS.max_rows}"
-
-
 def _sample_readable_columns(sql: SqlEngine, database: Database, schema: Schema, table: Table) -> Samples:
     """Values of each column that the sandbox lets be read alone."""
-    jobs = [(database, _sampling(schema, table, [column])) for column in table.columns]
+    jobs = [(database, schema.rows_query(table, [column], LIMITS.max_rows)) for column in table.columns]
     results = sql.execute_many(jobs)
     values = {}
     for column, result in zip(table.columns, results, strict=True):

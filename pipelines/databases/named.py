@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -163,7 +163,7 @@ class OpenableDatabase:
         if database_card.hidden is not None:
             n_probed = len(schema.tables)
         probed = schema.tables[:n_probed]
-        jobs = [(self.database, _probe(schema, table, table.columns)) for table in probed]
+        jobs = [(self.database, schema.rows_query(table, table.columns, 0)) for table in probed]
         results = sql.execute_many(jobs)
         tables = []
         for table, result in zip(probed, results, strict=True):
@@ -186,7 +186,7 @@ class OpenableDatabase:
 
     def _readable_part(self, schema: Schema, table: Table, sql: SqlEngine) -> Table:
         """A table without the columns that the sandbox refuses."""
-        jobs = [(self.database, _probe(schema, table, [column])) for column in table.columns]
+        jobs = [(self.database, schema.rows_query(table, [column], 0)) for column in table.columns]
         results = sql.execute_many(jobs)
         columns: dict[str, Column] = {}
         for column, result in zip(table.columns, results, strict=True):
@@ -206,13 +206,6 @@ class OpenableDatabase:
             return example
         evidence = self.card.evidence(example.in_context())
         return dataclasses.replace(example, evidence=evidence)
-
-
-def _probe(schema: Schema, table: Table, columns: Sequence[Column]) -> str:
-    """A query that reads no row, and that the sandbox refuses if one of the columns is hidden."""
-    column_names = ", ".join(schema.quoted(column.name) for column in columns)
-    table_name = schema.written(table.name)
-    return f"SELECT {column_names} FROM {table_name} LIMIT 0"
 
 
 def find(text: str, hint: str = "Pass a file, an address, or a name of databases/.") -> OpenableDatabase:

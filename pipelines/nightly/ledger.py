@@ -110,9 +110,10 @@ class Ledger:
         with writing(self.folder), self.lines_locked():
             if standing is not None:
                 champion = self.incumbent(tier)
-                is_still_nobody = champion is None and standing == NOBODY
-                has_changed = champion is None or champion.key != standing
-                if has_changed and not is_still_nobody:
+                standing_now = NOBODY
+                if champion is not None:
+                    standing_now = champion.key
+                if standing_now != standing:
                     raise ChampionChanged(f"another champion of {self.folder.name} stands by now", "Run again.")
             if not self.lines():
                 row["series"] = secrets.token_hex(4)

@@ -90,6 +90,11 @@ class Schema:
         bare_table = table.removeprefix(f"{schema}.")
         return f"{write_name(schema)}.{write_name(bare_table)}"
 
+    def rows_query(self, table: Table, columns: Sequence[Column], most: int) -> str:
+        """A query of some columns of a table, of so many rows at most; 0 reads none."""
+        names = ", ".join(self.quoted(column.name) for column in columns)
+        return f"SELECT {names} FROM {self.written(table.name)} LIMIT {most}"
+
     def _schema_of(self, table: str) -> str | None:
         """The schema of a table; None for the first schema."""
         for name in self.other_schemas:

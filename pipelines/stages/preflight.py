@@ -50,9 +50,10 @@ def check_run(recipe: Recipe, steps: Sequence[Step]) -> None:
             f"difficulty.explore_parts has {parts} parts for {pools} pools",
             "They are the SFT pool's and each RL pool's, in order.",
         )
-    if "difficulty" in kinds and not recipe.data.rl:
-        hint = "Name a pool there, or leave difficulty out of stages."
-        raise RecipeError("data.rl is empty: there are no questions to score", hint)
+    for stage, use in (("difficulty", "to score"), ("grpo", "for GRPO")):
+        if stage in kinds and not recipe.data.rl:
+            hint = f"Name a pool there, or leave {stage} out of stages."
+            raise RecipeError(f"data.rl is empty: there are no questions {use}", hint)
     model_path = Path(recipe.model.source).expanduser()
     if kinds & {"model", "synthesize"} and is_gguf(recipe.model.source):
         read_header(model_path)

@@ -16,13 +16,12 @@ PROPOSAL = knowledge.proposal(["t"], {})
 
 
 def refuse_unsupported(recipe: Recipe) -> None:
-    """Refuse the recipe's `grpo` section if it cannot train as it says; nothing heavy is imported.
+    """Refuse the recipe's `grpo` section if its settings do not go together; nothing heavy is imported.
 
     Raises:
         RecipeError: the first combination that is refused.
     """
     refusals = [
-        *_refused_pools(recipe),
         *_refused_advantages(recipe),
         *_refused_samplers(recipe),
         *_refused_losses(recipe),
@@ -34,15 +33,6 @@ def refuse_unsupported(recipe: Recipe) -> None:
 
 
 Refusals = Iterator[tuple[str, str]]  # problems, each with what to do
-
-
-def _refused_pools(recipe: Recipe) -> Refusals:
-    """Pools without a question to train on."""
-    if not recipe.data.rl:
-        yield (
-            "data.rl is empty: there are no questions for GRPO",
-            "Name a pool there, or leave grpo out of stages.",
-        )
 
 
 def _refused_advantages(recipe: Recipe) -> Refusals:
